@@ -1,0 +1,10 @@
+//! Byte formats of Kimi K3: snapshots, the container, number formats, the tokenizer.
+//!
+//! This crate knows bytes. It has no threads, no terminal and no policy; the two
+//! programs share nothing else. `README.md` beside it is the byte-level
+//! specification of the container.
+#![deny(missing_docs)]
+
+mod error;
+
+pub use error::{Error, ErrorKind, Result};
