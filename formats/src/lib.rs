@@ -5,6 +5,10 @@
 //! specification of the container.
 #![deny(missing_docs)]
 
+pub mod config;
 mod error;
+pub mod tensor_name;
+pub mod text_file;
 
+pub use config::ModelConfig;
 pub use error::{Error, ErrorKind, Result};
