@@ -6,7 +6,12 @@
 #![deny(missing_docs)]
 
 pub mod config;
+pub mod digest;
+pub mod dtype;
 mod error;
+pub mod mapping;
+pub mod safetensors_header;
+pub mod snapshot;
 pub mod tensor_name;
 pub mod text_file;
 
