@@ -10,6 +10,8 @@ pub mod digest;
 pub mod dtype;
 mod error;
 pub mod mapping;
+pub mod mxfp4;
+pub mod quant;
 pub mod safetensors_header;
 pub mod snapshot;
 pub mod tensor_name;

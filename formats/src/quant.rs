@@ -1,0 +1,180 @@
+//! Number formats of the dense matrices: BF16 as released, int8 with one scale per
+//! row, int4 with one scale per group of 64 columns.
+//!
+//! This is the definition; every fast kernel is tested against it. All arithmetic is
+//! f32, rounding is half to even, and a weight's value is `code * scale`. Functions
+//! work on one row or one group, so a caller may spread rows over threads.
+
+use half::bf16;
+
+use crate::{Error, Result};
+
+/// Columns that share one int4 scale.
+pub const INT4_GROUP: usize = 64;
+
+/// Smallest scale, so that an all-zero row has a finite inverse.
+const MIN_SCALE: f32 = 1e-20;
+
+/// How the container stores one `[rows, cols]` matrix.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum MatrixFormat {
+    /// As released: two bytes per weight, no scales.
+    Bf16,
+    /// One signed byte per weight, one f32 scale per row.
+    Int8Row,
+    /// Two weights per byte, one f32 scale per [`INT4_GROUP`] columns.
+    Int4G64,
+}
+
+impl MatrixFormat {
+    /// The format that `bits` (4, 8 or 16) asks for in a matrix of `cols` columns.
+    /// Int4 needs whole groups; a matrix without them falls back to int8.
+    ///
+    /// # Errors
+    /// `bits` is none of 4, 8 and 16.
+    pub fn for_bits(bits: u32, cols: usize) -> Result<Self> {
+        match bits {
+            4 if cols.is_multiple_of(INT4_GROUP) => Ok(Self::Int4G64),
+            4 | 8 => Ok(Self::Int8Row),
+            16 => Ok(Self::Bf16),
+            _ => Err(Error::unsupported(format!("expected 4, 8 or 16 bits, found {bits}"))),
+        }
+    }
+
+    /// Short name for tables and manifests.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Bf16 => "bf16",
+            Self::Int8Row => "int8-row",
+            Self::Int4G64 => "int4-g64",
+        }
+    }
+
+    /// Bytes of codes in one row of `cols` columns, scales not counted.
+    pub fn code_bytes_per_row(self, cols: usize) -> usize {
+        match self {
+            Self::Bf16 => cols * 2,
+            Self::Int8Row => cols,
+            Self::Int4G64 => cols / 2,
+        }
+    }
+
+    /// f32 scales that belong to one row of `cols` columns.
+    pub fn scales_per_row(self, cols: usize) -> usize {
+        match self {
+            Self::Bf16 => 0,
+            Self::Int8Row => 1,
+            Self::Int4G64 => cols / INT4_GROUP,
+        }
+    }
+}
+
+/// Column of the first NaN or infinity in `row: [cols]`. Quantizing such a row never
+/// panics, but its codes mean nothing, so ask first.
+pub fn first_non_finite(row: &[f32]) -> Option<usize> {
+    row.iter().position(|w| !w.is_finite())
+}
+
+/// Widens `row: [cols]` from BF16 to f32, exactly.
+///
+/// # Panics
+/// The lengths differ.
+pub fn decode_bf16(row: &[bf16], out: &mut [f32]) {
+    assert_eq!(row.len(), out.len(), "one f32 per BF16 value");
+    for (out, w) in out.iter_mut().zip(row) {
+        *out = w.to_f32();
+    }
+}
+
+/// Quantizes one row of `[cols]` weights to `codes: [cols]` in -127..=127 and returns
+/// its scale, `max(absmax / 127, 1e-20)`; a code is `w * (1 / scale)` rounded.
+///
+/// # Panics
+/// The lengths differ.
+pub fn encode_int8(row: &[f32], codes: &mut [i8]) -> f32 {
+    assert_eq!(row.len(), codes.len(), "one code per weight");
+    let scale = scale_of(row, 127.0);
+    let inverse = 1.0 / scale;
+    for (code, w) in codes.iter_mut().zip(row) {
+        *code = (w * inverse).round_ties_even().clamp(-127.0, 127.0) as i8;
+    }
+    scale
+}
+
+/// Inverse of [`encode_int8`]: `out[c] = codes[c] * scale`.
+///
+/// # Panics
+/// The lengths differ.
+pub fn decode_int8(codes: &[i8], scale: f32, out: &mut [f32]) {
+    assert_eq!(codes.len(), out.len(), "one weight per code");
+    for (out, &code) in out.iter_mut().zip(codes) {
+        *out = f32::from(code) * scale;
+    }
+}
+
+/// The int4 scale of one group of weights: `max(absmax / 7, 1e-20)`.
+pub fn int4_scale(group: &[f32]) -> f32 {
+    scale_of(group, 7.0)
+}
+
+/// Quantizes one group of weights with a scale already chosen, so that the group's size
+/// and the type its scale is stored in are the caller's. A code is `w * (1 / scale)`
+/// rounded and clamped to -8..=7, stored as code + 8, the even column in the low nibble.
+///
+/// # Panics
+/// `packed` is not half as long as `group`.
+pub fn encode_int4_group(group: &[f32], scale: f32, packed: &mut [u8]) {
+    assert_eq!(group.len(), 2 * packed.len(), "two weights per byte");
+    let inverse = 1.0 / scale;
+    let nibble = |w: f32| ((w * inverse).round_ties_even().clamp(-8.0, 7.0) as i8 + 8) as u8;
+    for (byte, pair) in packed.iter_mut().zip(group.as_chunks::<2>().0) {
+        *byte = nibble(pair[0]) | nibble(pair[1]) << 4;
+    }
+}
+
+/// Inverse of [`encode_int4_group`]: `out[c] = (nibble - 8) * scale`.
+///
+/// # Panics
+/// `packed` is not half as long as `out`.
+pub fn decode_int4_group(packed: &[u8], scale: f32, out: &mut [f32]) {
+    assert_eq!(out.len(), 2 * packed.len(), "two weights per byte");
+    for (pair, &byte) in out.as_chunks_mut::<2>().0.iter_mut().zip(packed) {
+        *pair = [byte & 15, byte >> 4].map(|nibble| (f32::from(nibble) - 8.0) * scale);
+    }
+}
+
+/// Quantizes one row of `[cols]` weights in groups of [`INT4_GROUP`]:
+/// `packed: [cols / 2]`, `scales: [cols / 64]`.
+///
+/// # Panics
+/// The lengths do not fit each other, or the row does not divide into whole groups.
+pub fn encode_int4(row: &[f32], packed: &mut [u8], scales: &mut [f32]) {
+    assert_eq!(row.len(), INT4_GROUP * scales.len(), "one scale per 64 weights");
+    assert_eq!(row.len(), 2 * packed.len(), "two weights per byte");
+    let groups = row.chunks_exact(INT4_GROUP).zip(packed.chunks_exact_mut(INT4_GROUP / 2));
+    for ((group, packed), scale) in groups.zip(scales) {
+        *scale = int4_scale(group);
+        encode_int4_group(group, *scale, packed);
+    }
+}
+
+/// Inverse of [`encode_int4`].
+///
+/// # Panics
+/// The lengths do not fit each other.
+pub fn decode_int4(packed: &[u8], scales: &[f32], out: &mut [f32]) {
+    assert_eq!(out.len(), INT4_GROUP * scales.len(), "one scale per 64 weights");
+    assert_eq!(out.len(), 2 * packed.len(), "two weights per byte");
+    let groups = packed.chunks_exact(INT4_GROUP / 2).zip(out.chunks_exact_mut(INT4_GROUP));
+    for ((packed, out), &scale) in groups.zip(scales) {
+        decode_int4_group(packed, scale, out);
+    }
+}
+
+fn scale_of(weights: &[f32], levels: f32) -> f32 {
+    let absmax = weights.iter().fold(0.0_f32, |max, w| max.max(w.abs()));
+    (absmax / levels).max(MIN_SCALE)
+}
+
+#[cfg(test)]
+mod tests;
