@@ -380,7 +380,7 @@ impl<'a> Keys<'a> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use crate::ErrorKind;
 

@@ -18,7 +18,7 @@ impl Digest {
 }
 
 /// A digest in the making.
-#[derive(Clone, Default)]
+#[derive(Debug, Clone, Default)]
 pub struct Hasher(Sha256);
 
 impl Hasher {

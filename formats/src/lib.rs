@@ -6,12 +6,15 @@
 #![deny(missing_docs)]
 
 pub mod config;
+pub mod container;
 pub mod digest;
 pub mod dtype;
 mod error;
+pub mod expert_table;
 pub mod mapping;
 pub mod mxfp4;
 pub mod quant;
+pub mod recipe;
 pub mod safetensors_header;
 pub mod snapshot;
 pub mod tensor_name;

@@ -50,6 +50,11 @@ impl MatrixFormat {
         }
     }
 
+    /// The format with this [`MatrixFormat::name`].
+    pub fn from_name(name: &str) -> Option<Self> {
+        [Self::Bf16, Self::Int8Row, Self::Int4G64].into_iter().find(|f| f.name() == name)
+    }
+
     /// Bytes of codes in one row of `cols` columns, scales not counted.
     pub fn code_bytes_per_row(self, cols: usize) -> usize {
         match self {
