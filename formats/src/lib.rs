@@ -19,6 +19,7 @@ pub mod safetensors_header;
 pub mod snapshot;
 pub mod tensor_name;
 pub mod text_file;
+pub mod tokenizer;
 
 pub use config::ModelConfig;
 pub use error::{Error, ErrorKind, Result};
