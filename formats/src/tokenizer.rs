@@ -31,7 +31,7 @@ use special::{Roles, SpecialTokens};
 use vocabulary::Vocabulary;
 
 pub use special::SPECIAL_SLOTS;
-pub use split::PATTERN;
+pub use split::{PATTERN, piece_end};
 pub use stream::StreamDecoder;
 
 /// Longest `tiktoken.model` read, in bytes; the released one has 2,795,286.

@@ -1,1 +1,3 @@
+//! The toolkit as a library.
 
+pub mod synth;

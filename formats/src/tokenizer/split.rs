@@ -39,8 +39,9 @@ pub(super) fn warm_up() {
     LazyLock::force(&REGULAR);
 }
 
-/// Where the piece of `text` that starts at byte `at` ends; `at` is inside the text.
-pub(super) fn piece_end(text: &str, at: usize) -> usize {
+/// Where the piece of `text` that starts at byte `at` ends; `at` is inside the text and
+/// between two code points. No token of the vocabulary crosses such an end.
+pub fn piece_end(text: &str, at: usize) -> usize {
     // Every code point starts some alternative, so the match begins at `at`.
     let Some(found) = REGULAR.find_at(text, at) else { return text.len() };
     let end = found.end();
