@@ -1,1 +1,4 @@
+//! One test binary for what crosses crates.
 
+mod support;
+mod synth;

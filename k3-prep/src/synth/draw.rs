@@ -9,13 +9,12 @@
 use std::sync::{Arc, LazyLock};
 
 use half::bf16;
+use k3_formats::mxfp4::{E2M1, GROUP};
 
 /// Values of one table: all that 16 bits can choose.
 const CHOICES: usize = 1 << 16;
 /// Bytes of packed MXFP4 codes under one scale.
-const GROUP_BYTES: usize = 16;
-/// E2M1 magnitudes by code.
-const E2M1: [f64; 8] = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0];
+const GROUP_BYTES: usize = GROUP / 2;
 /// Deviation of the codes before rounding, in units of the scale: one group of 32 in
 /// fifty then lacks a code of magnitude 4 or more and has one put in.
 const CODE_DEVIATION: f64 = 2.2;
@@ -176,13 +175,18 @@ fn f32s(value: impl Fn(usize) -> f64) -> Entries {
 fn codes() -> ([u8; 256], f64) {
     let code = std::array::from_fn(|i| {
         let x = CODE_DEVIATION * QUANTILES[i * 256 + 128];
-        let distance = |code: &u8| (x.abs() - E2M1[usize::from(*code)]).abs();
+        let distance = |code: &u8| (x.abs() - magnitude(*code)).abs();
         let nearest = (0..8).min_by(|a, b| distance(a).total_cmp(&distance(b))).expect("8 codes");
         // There is no use for a negative zero.
         if x < 0.0 && nearest > 0 { nearest | 8 } else { nearest }
     });
-    let squares: f64 = code.iter().map(|&c: &u8| E2M1[usize::from(c & 7)].powi(2)).sum();
+    let squares: f64 = code.iter().map(|&c: &u8| magnitude(c).powi(2)).sum();
     (code, (squares / 256.0).sqrt())
+}
+
+/// Magnitude of a code in units of the scale.
+fn magnitude(code: u8) -> f64 {
+    f64::from(E2M1[usize::from(code & 7)])
 }
 
 /// The scale byte around which a quarter of the scales is one lower and a quarter one
@@ -221,6 +225,8 @@ static QUANTILES: LazyLock<Box<[f64]>> = LazyLock::new(|| {
 
 #[cfg(test)]
 mod tests {
+    use k3_formats::mxfp4;
+
     use super::*;
 
     fn filled(draw: Draw, values: usize) -> Vec<u8> {
@@ -296,17 +302,16 @@ mod tests {
     fn every_group_of_codes_reaches_four_and_scales_give_the_deviation() {
         let codes = filled(Draw::Codes, 1 << 18);
         let scales = filled(Draw::Scales { deviation: 0.02 }, 1 << 14);
-        let (mut squares, mut values) = (0.0, 0.0);
+        let (mut squares, mut count) = (0.0, 0.0);
         for (group, scale) in codes.chunks(GROUP_BYTES).zip(scales) {
-            let magnitudes =
-                group.iter().flat_map(|b| [b & 7, b >> 4 & 7]).map(|c| E2M1[usize::from(c)]);
-            assert!(magnitudes.clone().fold(0.0, f64::max) >= 4.0);
+            let values = group.iter().flat_map(|b| [magnitude(b & 7), magnitude(b >> 4)]);
+            assert!(values.clone().fold(0.0, f64::max) >= 4.0);
             assert!((0x70..=0x7a).contains(&scale), "{scale:#x}");
-            let scale = f64::from(i32::from(scale) - 127).exp2();
-            squares += magnitudes.map(|m| (m * scale).powi(2)).sum::<f64>();
-            values += 32.0;
+            let scale = f64::from(mxfp4::scale(scale));
+            squares += values.map(|m| (m * scale).powi(2)).sum::<f64>();
+            count += 32.0;
         }
-        let deviation = f64::sqrt(squares / values);
+        let deviation = f64::sqrt(squares / count);
         // The exponent is a whole number: at most half a step off.
         assert!((0.7..1.42).contains(&(deviation / 0.02)), "{deviation}");
     }

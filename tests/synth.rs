@@ -1,0 +1,49 @@
+//! Synthetic snapshots as other programs see them.
+
+use k3_formats::mxfp4;
+use safetensors::{Dtype, SafeTensors};
+
+use crate::support::TinyK3;
+
+#[test]
+fn the_reference_reader_opens_every_shard() {
+    let tiny = TinyK3::with_dims(r#"{"layers": 3, "full_attn": [2], "vt_layers": 1}"#, 5);
+    let mut tensors = 0;
+    for shard in 1..=6 {
+        let name = format!("model-{shard:05}-of-000006.safetensors");
+        let bytes = fs_err::read(tiny.snapshot().join(name)).unwrap();
+        let file = SafeTensors::deserialize(&bytes).unwrap();
+        tensors += file.len();
+        let numbers = file.iter().filter(|(_, t)| t.dtype() == Dtype::BF16);
+        for value in numbers.flat_map(|(_, t)| t.data().chunks_exact(2)) {
+            let value = half::bf16::from_le_bytes([value[0], value[1]]).to_f32();
+            assert!(value.abs() < 16.0, "{value}");
+        }
+    }
+    // 23 tensors with a dense FFN, 22 and 28 beside the experts, 5 global, 3 + 9 vision.
+    assert_eq!(tensors, 23 + (22 + 72) + (28 + 72) + 5 + 3 + 9);
+}
+
+#[test]
+fn experts_have_the_statistics_of_real_ones() {
+    let tiny = TinyK3::new(6);
+    let bytes = fs_err::read(tiny.snapshot().join("model-00002-of-000010.safetensors")).unwrap();
+    let file = SafeTensors::deserialize(&bytes).unwrap();
+    for (expert, matrix) in [(0, "w1"), (11, "w2"), (7, "w3")] {
+        let name = |part: &str| {
+            format!(
+                "language_model.model.layers.1.block_sparse_moe.experts.{expert}.{matrix}.{part}"
+            )
+        };
+        let packed = file.tensor(&name("weight_packed")).unwrap();
+        let scales = file.tensor(&name("weight_scale")).unwrap();
+        let mut values = vec![0.0; 2 * packed.data().len()];
+        mxfp4::decode_row(packed.data(), scales.data(), &mut values);
+        for (group, &scale) in values.chunks(mxfp4::GROUP).zip(scales.data()) {
+            let largest = group.iter().fold(0.0, |m: f32, v| m.max(v.abs())) / mxfp4::scale(scale);
+            assert!(largest > 3.0 && largest <= 6.0, "{matrix}: {largest}");
+        }
+        let mean = values.iter().sum::<f32>() / values.len() as f32;
+        assert!(mean.abs() < 0.01, "{matrix}: {mean}");
+    }
+}
