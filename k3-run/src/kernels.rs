@@ -1,0 +1,104 @@
+//! The arithmetic: matrix products in every stored format, chosen once for the CPU.
+//!
+//! [`Kernels`] names a set of kernels; [`Kernels::detect`] takes the best one this CPU
+//! has. Kernels run on the calling thread and never allocate; [`crate::linear`] spreads
+//! them over the pool. Every set computes what its module defines, and no result
+//! depends on how many tokens or rows are computed together.
+
+mod act8;
+mod activations;
+mod exact;
+mod isa;
+mod matrix;
+
+use k3_formats::{Error, Result};
+
+pub use self::activations::{Activations, Forms, INT8_GROUP};
+use self::isa::portable::Portable;
+use self::isa::{Isa, Task};
+pub use self::matrix::{Matrix, Weights};
+use crate::parallel::Columns;
+
+/// How activations enter a product.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Arithmetic {
+    /// As f32.
+    #[default]
+    Exact,
+    /// Rounded to int8 in groups of [`INT8_GROUP`], integer products; BF16 matrices stay
+    /// exact.
+    Act8,
+}
+
+/// A set of kernels that this CPU can run.
+#[derive(Debug, Clone, Copy)]
+pub struct Kernels(Set);
+
+#[derive(Debug, Clone, Copy)]
+enum Set {
+    Portable(Portable),
+}
+
+impl Kernels {
+    /// The fastest set this CPU has.
+    pub fn detect() -> Self {
+        Self::available().next().unwrap_or(Self(Set::Portable(Portable)))
+    }
+
+    /// All sets this CPU has, fastest first.
+    pub fn available() -> impl Iterator<Item = Self> {
+        [Some(Set::Portable(Portable))].into_iter().flatten().map(Self)
+    }
+
+    /// The set called `name`.
+    ///
+    /// # Errors
+    /// There is no such set, or this CPU lacks its instructions.
+    pub fn by_name(name: &str) -> Result<Self> {
+        Self::available().find(|set| set.name() == name).ok_or_else(|| {
+            let names: Vec<_> = Self::available().map(Self::name).collect();
+            Error::unsupported(format!("no kernels called {name:?} on this CPU"))
+                .hint(format!("use one of: {}", names.join(", ")))
+        })
+    }
+
+    /// Its name, as [`Kernels::by_name`] takes it.
+    pub fn name(self) -> &'static str {
+        match self.0 {
+            Set::Portable(_) => "portable",
+        }
+    }
+
+    /// Whether sums are fused (rounded once per step); sets that are give equal bits.
+    pub fn is_fused(self) -> bool {
+        match self.0 {
+            Set::Portable(_) => false,
+        }
+    }
+
+    /// `out[t, r] = Σ_c matrix[r, c] * x[t, c]`; `x: [tokens, cols]`, `out: [tokens, rows]`.
+    /// A product with some of the rows ([`Matrix::slice_rows`]) gives the same bits.
+    ///
+    /// # Panics
+    /// The shapes do not fit, or `x` was not prepared in the form ([`Forms::of`]) that
+    /// this matrix needs.
+    pub fn matmul(self, matrix: &Matrix, arithmetic: Arithmetic, x: &Activations, out: Columns) {
+        assert_eq!(matrix.cols(), x.cols(), "inputs of the matrix");
+        assert_eq!(matrix.rows(), out.width(), "outputs of the matrix");
+        assert_eq!(x.tokens(), out.tokens(), "as many outputs as inputs");
+        let matrix = *matrix;
+        match arithmetic {
+            Arithmetic::Exact => self.run(exact::Product { matrix, x, out }),
+            Arithmetic::Act8 => self.run(act8::Product { matrix, x, out }),
+        }
+    }
+
+    fn run<T: Task>(self, task: T) -> T::Output {
+        match self.0 {
+            Set::Portable(isa) => isa.run(task),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,320 @@
+//! Inputs of a matrix product, prepared once and shared by every matrix that reads them.
+//!
+//! A kernel wants its inputs in the order in which it unpacks weights, in blocks that
+//! stay in the first-level cache while many rows pass over them. The buffers grow to the
+//! largest input seen and are then reused.
+
+use std::ops::BitOr;
+
+use k3_formats::quant;
+
+use super::isa::{Isa, Task};
+use super::{Arithmetic, Kernels, Matrix, Weights};
+
+/// Inputs that share one scale when activations are rounded to int8.
+pub const INT8_GROUP: usize = 32;
+
+/// Columns of one block of f32 inputs: 2 KiB for each token, so that a few tokens and
+/// the decoded weights of a few rows fit a 32 KiB first-level cache.
+pub(super) const BLOCK: usize = 512;
+
+/// Columns of one block of int8 inputs, also 2 KiB for each token.
+pub(super) const BLOCK8: usize = 2048;
+
+/// Columns are padded with zeros to whole kernel steps.
+const PAD: usize = 64;
+pub(super) const PAD8: usize = 128;
+
+/// How a row of inputs is ordered.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Order {
+    /// As given.
+    Natural,
+    /// In each step, first the even columns, then the odd ones: the low and then the high
+    /// nibbles of a run of packed bytes. A step is 32 columns in f32 and 128 in int8.
+    Paired,
+}
+
+/// Which prepared forms some products need; combine with `|`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Forms {
+    natural: bool,
+    paired: bool,
+    natural8: bool,
+    paired8: bool,
+}
+
+impl Forms {
+    /// What a product with `matrix` reads.
+    pub fn of(matrix: &Matrix, arithmetic: Arithmetic) -> Self {
+        let mut forms = Self::default();
+        *match (matrix.weights(), arithmetic) {
+            (Weights::Bf16(_), _) | (Weights::Int8 { .. }, Arithmetic::Exact) => &mut forms.natural,
+            (Weights::Int8 { .. }, Arithmetic::Act8) => &mut forms.natural8,
+            (Weights::Int4 { .. } | Weights::Mxfp4 { .. }, Arithmetic::Exact) => &mut forms.paired,
+            (Weights::Int4 { .. } | Weights::Mxfp4 { .. }, Arithmetic::Act8) => &mut forms.paired8,
+        } = true;
+        forms
+    }
+}
+
+impl BitOr for Forms {
+    type Output = Self;
+
+    fn bitor(self, other: Self) -> Self {
+        Self {
+            natural: self.natural | other.natural,
+            paired: self.paired | other.paired,
+            natural8: self.natural8 | other.natural8,
+            paired8: self.paired8 | other.paired8,
+        }
+    }
+}
+
+/// Prepared inputs `[tokens, cols]`.
+#[derive(Debug, Default)]
+pub struct Activations {
+    tokens: usize,
+    cols: usize,
+    forms: Forms,
+    natural: Vec<[f32; 16]>,
+    paired: Vec<[f32; 16]>,
+    natural8: Int8,
+    paired8: Int8,
+}
+
+/// Inputs rounded to int8, and the scale of each of a kernel's 16 lanes.
+#[derive(Debug, Default)]
+struct Int8 {
+    codes: Vec<[i8; 64]>,
+    scales: Vec<[f32; 16]>,
+}
+
+/// One block of columns of all tokens, token after token.
+#[derive(Clone, Copy)]
+pub(super) struct Block<'a> {
+    data: &'a [[f32; 16]],
+    per_token: usize,
+}
+
+impl<'a> Block<'a> {
+    /// The columns of one token, 16 at a time.
+    #[inline(always)]
+    pub(super) fn token(&self, token: usize) -> &'a [[f32; 16]] {
+        &self.data[token * self.per_token..][..self.per_token]
+    }
+
+    /// Vectors of 16 columns that each token has in this block.
+    #[inline(always)]
+    pub(super) fn len(&self) -> usize {
+        self.per_token
+    }
+}
+
+/// One block of int8 columns of all tokens, token after token.
+#[derive(Clone, Copy)]
+pub(super) struct Block8<'a> {
+    codes: &'a [[i8; 64]],
+    scales: &'a [[f32; 16]],
+    codes_per_token: usize,
+    scales_per_token: usize,
+}
+
+impl<'a> Block8<'a> {
+    /// Codes and lane scales of one token.
+    #[inline(always)]
+    pub(super) fn token(&self, token: usize) -> (&'a [[i8; 64]], &'a [[f32; 16]]) {
+        (
+            &self.codes[token * self.codes_per_token..][..self.codes_per_token],
+            &self.scales[token * self.scales_per_token..][..self.scales_per_token],
+        )
+    }
+}
+
+impl Activations {
+    /// Empty, with no memory of its own yet.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Number of rows prepared.
+    pub fn tokens(&self) -> usize {
+        self.tokens
+    }
+
+    /// Number of columns prepared.
+    pub fn cols(&self) -> usize {
+        self.cols
+    }
+
+    /// Takes in `x: [tokens, cols]` in the forms that some matrices need. Allocates only
+    /// if it never held as much before.
+    ///
+    /// # Panics
+    /// `x` does not divide into `tokens` rows.
+    pub fn prepare(&mut self, kernels: Kernels, x: &[f32], tokens: usize, forms: Forms) {
+        assert!(tokens > 0 && x.len().is_multiple_of(tokens), "whole rows of inputs");
+        self.tokens = tokens;
+        self.cols = x.len() / tokens;
+        self.forms = forms;
+        kernels.run(Prepare { x, to: self });
+    }
+
+    /// Columns of one f32 block: [`BLOCK`], but a single token's row is one block.
+    #[inline(always)]
+    pub(super) fn block_columns(&self) -> usize {
+        if self.tokens == 1 { self.cols.next_multiple_of(PAD) } else { BLOCK }
+    }
+
+    /// Columns of one int8 block.
+    #[inline(always)]
+    pub(super) fn block8_columns(&self) -> usize {
+        if self.tokens == 1 { self.cols.next_multiple_of(PAD8) } else { BLOCK8 }
+    }
+
+    /// Block `index` of the f32 form in `order`; the last one may be shorter.
+    ///
+    /// # Panics
+    /// That form was not prepared, or there is no such block.
+    #[inline(always)]
+    pub(super) fn block(&self, order: Order, index: usize) -> Block<'_> {
+        let (data, ready) = match order {
+            Order::Natural => (&self.natural, self.forms.natural),
+            Order::Paired => (&self.paired, self.forms.paired),
+        };
+        assert!(ready, "inputs were prepared in this form");
+        let per_token = block_width(self.cols, PAD, self.block_columns(), index) / 16;
+        let start = index * BLOCK / 16 * self.tokens;
+        Block { data: &data[start..][..per_token * self.tokens], per_token }
+    }
+
+    /// Block `index` of the int8 form in `order`; the last one may be shorter.
+    ///
+    /// # Panics
+    /// That form was not prepared, or there is no such block.
+    #[inline(always)]
+    pub(super) fn block8(&self, order: Order, index: usize) -> Block8<'_> {
+        let (form, ready) = match order {
+            Order::Natural => (&self.natural8, self.forms.natural8),
+            Order::Paired => (&self.paired8, self.forms.paired8),
+        };
+        assert!(ready, "inputs were prepared in this form");
+        let width = block_width(self.cols, PAD8, self.block8_columns(), index);
+        let step = scale_step(order);
+        let (codes_per_token, scales_per_token) = (width / 64, width / step);
+        let first = index * BLOCK8 * self.tokens;
+        Block8 {
+            codes: &form.codes[first / 64..][..codes_per_token * self.tokens],
+            scales: &form.scales[first / step..][..scales_per_token * self.tokens],
+            codes_per_token,
+            scales_per_token,
+        }
+    }
+}
+
+/// Columns that one vector of lane scales covers.
+fn scale_step(order: Order) -> usize {
+    match order {
+        Order::Natural => 64,
+        Order::Paired => 128,
+    }
+}
+
+/// Padded width of block `index` of `cols` columns.
+fn block_width(cols: usize, pad: usize, block: usize, index: usize) -> usize {
+    (cols.next_multiple_of(pad) - index * block).min(block)
+}
+
+struct Prepare<'a> {
+    x: &'a [f32],
+    to: &'a mut Activations,
+}
+
+impl Task for Prepare<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Isa>(self, _isa: S) {
+        let Activations { tokens, cols, forms, natural, paired, natural8, paired8 } = self.to;
+        let (tokens, cols) = (*tokens, *cols);
+        if forms.natural {
+            fill(natural, self.x, tokens, cols, |step, out| {
+                out[..step.len()].copy_from_slice(step)
+            });
+        }
+        if forms.paired {
+            fill(paired, self.x, tokens, cols, |step, out| {
+                for (c, &x) in step.iter().enumerate() {
+                    out[c / 32 * 32 + c % 2 * 16 + c % 32 / 2] = x;
+                }
+            });
+        }
+        if forms.natural8 {
+            fill8(natural8, self.x, tokens, cols, Order::Natural);
+        }
+        if forms.paired8 {
+            fill8(paired8, self.x, tokens, cols, Order::Paired);
+        }
+    }
+}
+
+/// Lays `x: [tokens, cols]` out in zero-padded blocks; `put` orders up to 64 columns.
+#[inline(always)]
+fn fill(
+    to: &mut Vec<[f32; 16]>,
+    x: &[f32],
+    tokens: usize,
+    cols: usize,
+    put: impl Fn(&[f32], &mut [f32; PAD]),
+) {
+    let padded = cols.next_multiple_of(PAD);
+    to.resize(tokens * padded / 16, [0.0; 16]);
+    let (steps, _) = to.as_flattened_mut().as_chunks_mut::<PAD>();
+    for (token, row) in x.chunks_exact(cols).enumerate() {
+        for (i, step) in row.chunks(PAD).enumerate() {
+            let (block, inside) = (i * PAD / BLOCK, i % (BLOCK / PAD));
+            let width = block_width(cols, PAD, BLOCK, block) / PAD;
+            let out = &mut steps[block * BLOCK / PAD * tokens + token * width + inside];
+            if step.len() < PAD {
+                *out = [0.0; PAD];
+            }
+            put(step, out);
+        }
+    }
+}
+
+/// Rounds `x: [tokens, cols]` to int8 in groups of [`INT8_GROUP`] and lays it out in
+/// zero-padded blocks.
+fn fill8(to: &mut Int8, x: &[f32], tokens: usize, cols: usize, order: Order) {
+    let padded = cols.next_multiple_of(PAD8);
+    to.codes.resize(tokens * padded / 64, [0; 64]);
+    to.scales.resize(tokens * padded / scale_step(order), [0.0; 16]);
+    let (codes, _) = to.codes.as_flattened_mut().as_chunks_mut::<PAD8>();
+    let (scales, _) = to.scales.as_flattened_mut().as_chunks_mut::<16>();
+    for (token, row) in x.chunks_exact(cols).enumerate() {
+        for (i, step) in row.chunks(PAD8).enumerate() {
+            let (block, inside) = (i * PAD8 / BLOCK8, i % (BLOCK8 / PAD8));
+            let width = block_width(cols, PAD8, BLOCK8, block) / PAD8;
+            let at = block * BLOCK8 / PAD8 * tokens + token * width + inside;
+            let mut rounded = [0; PAD8];
+            let mut scale = [0.0; PAD8 / INT8_GROUP];
+            for (g, group) in step.chunks(INT8_GROUP).enumerate() {
+                scale[g] = quant::encode_int8(group, &mut rounded[g * INT8_GROUP..][..group.len()]);
+            }
+            match order {
+                Order::Natural => {
+                    codes[at] = rounded;
+                    for half in 0..2 {
+                        scales[2 * at + half] = std::array::from_fn(|l| scale[2 * half + l / 8]);
+                    }
+                }
+                Order::Paired => {
+                    for (c, &code) in rounded.iter().enumerate() {
+                        codes[at][c % 2 * 64 + c / 2] = code;
+                    }
+                    scales[at] = std::array::from_fn(|l| scale[l / 4]);
+                }
+            }
+        }
+    }
+}

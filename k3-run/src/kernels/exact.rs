@@ -1,0 +1,436 @@
+//! Matrix products with f32 activations.
+//!
+//! Definition, for one output: lane l of 16 adds `weight * input`, fused, over its columns
+//! in ascending order; then the lanes are added up ([`Isa::sum`]) and, for int8, the sum
+//! is multiplied by the row's scale. BF16 and int8 give column c to lane c % 16, the
+//! nibble formats to lane c / 2 % 16, so that unpacking needs no shuffle. Int4 and MXFP4
+//! weights are scaled (and rounded) before the product, int8 codes are not. Neither the
+//! number of tokens nor the split of rows changes an output's sum.
+
+use std::array;
+
+use half::bf16;
+
+use super::activations::{Activations, BLOCK, Block, Order};
+use super::isa::{Isa, Task};
+use super::{Matrix, Weights};
+use crate::parallel::Columns;
+
+/// Columns decoded at a time.
+const STEP: usize = 64;
+
+/// Rows and tokens of one block product: its decoded weights take 16 KiB and its sums
+/// another 16, half and half of what stays close to the core.
+const ROWS: usize = 8;
+const TOKENS: usize = 32;
+
+pub(super) struct Product<'a> {
+    pub(super) matrix: Matrix<'a>,
+    pub(super) x: &'a Activations,
+    pub(super) out: Columns<'a>,
+}
+
+impl Task for Product<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Isa>(self, isa: S) {
+        let Self { matrix, x, out } = self;
+        let cols = matrix.cols();
+        match matrix.weights() {
+            Weights::Bf16(weights) => product(isa, Bf16 { weights, cols }, x, out),
+            Weights::Int8 { codes, scales } => product(isa, Int8 { codes, scales, cols }, x, out),
+            Weights::Int4 { packed, scales } => product(isa, Int4 { packed, scales, cols }, x, out),
+            Weights::Mxfp4 { packed, scales } => {
+                product(isa, Mxfp4 { packed, scales, cols }, x, out);
+            }
+        }
+    }
+}
+
+/// Rows of weights that decode [`STEP`] columns at a time.
+trait Rows: Copy {
+    const ORDER: Order;
+    /// Some whole steps of one row.
+    type Steps: Copy;
+
+    fn cols(&self) -> usize;
+    /// `count` whole steps of row `row` from step `first` on.
+    fn steps(&self, row: usize, first: usize, count: usize) -> Self::Steps;
+    fn decode<S: Isa>(isa: S, steps: &Self::Steps, i: usize) -> [S::F; 4];
+    /// The columns after the last whole step, with zeros after them.
+    fn decode_tail<S: Isa>(&self, isa: S, row: usize) -> [S::F; 4];
+    /// What the sum of a row is multiplied by.
+    fn factor(&self, row: usize) -> f32;
+}
+
+#[derive(Clone, Copy)]
+struct Bf16<'a> {
+    weights: &'a [bf16],
+    cols: usize,
+}
+
+impl<'a> Rows for Bf16<'a> {
+    const ORDER: Order = Order::Natural;
+    type Steps = &'a [[bf16; STEP]];
+
+    #[inline(always)]
+    fn cols(&self) -> usize {
+        self.cols
+    }
+
+    #[inline(always)]
+    fn steps(&self, row: usize, first: usize, count: usize) -> Self::Steps {
+        steps(&self.weights[row * self.cols..][..self.cols], first, count)
+    }
+
+    #[inline(always)]
+    fn decode<S: Isa>(isa: S, steps: &Self::Steps, i: usize) -> [S::F; 4] {
+        isa.bf16(&steps[i])
+    }
+
+    #[inline(always)]
+    fn decode_tail<S: Isa>(&self, isa: S, row: usize) -> [S::F; 4] {
+        isa.bf16(&tail(&self.weights[row * self.cols..][..self.cols], bf16::ZERO))
+    }
+
+    #[inline(always)]
+    fn factor(&self, _row: usize) -> f32 {
+        1.0
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Int8<'a> {
+    codes: &'a [i8],
+    scales: &'a [f32],
+    cols: usize,
+}
+
+impl<'a> Rows for Int8<'a> {
+    const ORDER: Order = Order::Natural;
+    type Steps = &'a [[i8; STEP]];
+
+    #[inline(always)]
+    fn cols(&self) -> usize {
+        self.cols
+    }
+
+    #[inline(always)]
+    fn steps(&self, row: usize, first: usize, count: usize) -> Self::Steps {
+        steps(&self.codes[row * self.cols..][..self.cols], first, count)
+    }
+
+    #[inline(always)]
+    fn decode<S: Isa>(isa: S, steps: &Self::Steps, i: usize) -> [S::F; 4] {
+        isa.int8(&steps[i])
+    }
+
+    #[inline(always)]
+    fn decode_tail<S: Isa>(&self, isa: S, row: usize) -> [S::F; 4] {
+        isa.int8(&tail(&self.codes[row * self.cols..][..self.cols], 0))
+    }
+
+    #[inline(always)]
+    fn factor(&self, row: usize) -> f32 {
+        self.scales[row]
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Int4<'a> {
+    packed: &'a [u8],
+    scales: &'a [f32],
+    cols: usize,
+}
+
+impl<'a> Rows for Int4<'a> {
+    const ORDER: Order = Order::Paired;
+    type Steps = (&'a [[u8; STEP / 2]], &'a [f32]);
+
+    #[inline(always)]
+    fn cols(&self) -> usize {
+        self.cols
+    }
+
+    #[inline(always)]
+    fn steps(&self, row: usize, first: usize, count: usize) -> Self::Steps {
+        let (half, groups) = (self.cols / 2, self.cols / STEP);
+        let packed = steps(&self.packed[row * half..][..half], first, count);
+        (packed, &self.scales[row * groups..][..groups][first..][..count])
+    }
+
+    #[inline(always)]
+    fn decode<S: Isa>(isa: S, steps: &Self::Steps, i: usize) -> [S::F; 4] {
+        isa.int4(&steps.0[i], steps.1[i])
+    }
+
+    /// Never called: the format has only whole steps.
+    #[inline(always)]
+    fn decode_tail<S: Isa>(&self, isa: S, _row: usize) -> [S::F; 4] {
+        [isa.splat(0.0); 4]
+    }
+
+    #[inline(always)]
+    fn factor(&self, _row: usize) -> f32 {
+        1.0
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Mxfp4<'a> {
+    packed: &'a [u8],
+    scales: &'a [u8],
+    cols: usize,
+}
+
+impl<'a> Rows for Mxfp4<'a> {
+    const ORDER: Order = Order::Paired;
+    type Steps = (&'a [[u8; STEP / 2]], &'a [[u8; 2]]);
+
+    #[inline(always)]
+    fn cols(&self) -> usize {
+        self.cols
+    }
+
+    #[inline(always)]
+    fn steps(&self, row: usize, first: usize, count: usize) -> Self::Steps {
+        let (half, groups) = (self.cols / 2, self.cols / 32);
+        let packed = steps(&self.packed[row * half..][..half], first, count);
+        (packed, steps(&self.scales[row * groups..][..groups], first, count))
+    }
+
+    #[inline(always)]
+    fn decode<S: Isa>(isa: S, steps: &Self::Steps, i: usize) -> [S::F; 4] {
+        isa.mxfp4(&steps.0[i], &steps.1[i])
+    }
+
+    #[inline(always)]
+    fn decode_tail<S: Isa>(&self, isa: S, row: usize) -> [S::F; 4] {
+        let (half, groups) = (self.cols / 2, self.cols / 32);
+        let packed = tail(&self.packed[row * half..][..half], 0);
+        isa.mxfp4(&packed, &tail(&self.scales[row * groups..][..groups], 0))
+    }
+
+    #[inline(always)]
+    fn factor(&self, _row: usize) -> f32 {
+        1.0
+    }
+}
+
+/// `count` whole steps of `N` elements of a row, from step `first` on.
+#[inline(always)]
+pub(super) fn steps<T, const N: usize>(row: &[T], first: usize, count: usize) -> &[[T; N]] {
+    &row.as_chunks::<N>().0[first..][..count]
+}
+
+/// What follows a row's last whole step, filled up.
+#[inline(always)]
+pub(super) fn tail<T: Copy, const N: usize>(row: &[T], fill: T) -> [T; N] {
+    let (_, rest) = row.as_chunks::<N>();
+    let mut padded = [fill; N];
+    padded[..rest.len()].copy_from_slice(rest);
+    padded
+}
+
+#[inline(always)]
+fn product<S: Isa, W: Rows>(isa: S, w: W, x: &Activations, mut out: Columns) {
+    match x.tokens() {
+        1 => direct::<S, W, 4, 1>(isa, w, x, &mut out),
+        2 => direct::<S, W, 4, 2>(isa, w, x, &mut out),
+        3 => direct::<S, W, 2, 3>(isa, w, x, &mut out),
+        _ => blocked(isa, w, x, &mut out),
+    }
+}
+
+/// Few tokens: each weight is decoded in registers and used at once. Several rows run side
+/// by side, because the additions of one output have to wait for each other.
+#[inline(always)]
+fn direct<S: Isa, W: Rows, const R: usize, const T: usize>(
+    isa: S,
+    w: W,
+    x: &Activations,
+    out: &mut Columns,
+) {
+    let rows = out.width();
+    let whole = rows / R * R;
+    for row in (0..whole).step_by(R) {
+        direct_rows::<S, W, R, T>(isa, w, x, row, out);
+    }
+    for row in whole..rows {
+        direct_rows::<S, W, 1, T>(isa, w, x, row, out);
+    }
+}
+
+#[inline(always)]
+fn direct_rows<S: Isa, W: Rows, const R: usize, const T: usize>(
+    isa: S,
+    w: W,
+    x: &Activations,
+    row: usize,
+    out: &mut Columns,
+) {
+    let mut sums = [[isa.splat(0.0); T]; R];
+    let whole = w.cols() / STEP;
+    let per_block = x.block_columns() / STEP;
+    for (b, first) in (0..w.cols().div_ceil(STEP)).step_by(per_block).enumerate() {
+        let count = (whole - first).min(per_block);
+        let block = x.block(W::ORDER, b);
+        let steps: [_; R] = array::from_fn(|r| w.steps(row + r, first, count));
+        let inputs: [_; T] = array::from_fn(|t| block.token(t).as_chunks::<4>().0);
+        let whole_inputs = inputs.map(|x| &x[..count]);
+        for i in 0..count {
+            for r in 0..R {
+                let weights = W::decode(isa, &steps[r], i);
+                for (j, &weights) in weights.iter().enumerate() {
+                    for t in 0..T {
+                        let x = isa.load(&whole_inputs[t][i][j]);
+                        sums[r][t] = isa.mul_add(weights, x, sums[r][t]);
+                    }
+                }
+            }
+        }
+        if inputs[0].len() > count {
+            for r in 0..R {
+                let weights = w.decode_tail(isa, row + r);
+                for (j, &weights) in weights.iter().enumerate() {
+                    for t in 0..T {
+                        let x = isa.load(&inputs[t][count][j]);
+                        sums[r][t] = isa.mul_add(weights, x, sums[r][t]);
+                    }
+                }
+            }
+        }
+    }
+    for t in 0..T {
+        let out = out.row_mut(t);
+        for r in 0..R {
+            out[row + r] = isa.sum(sums[r][t]) * w.factor(row + r);
+        }
+    }
+}
+
+/// Many tokens: a block of weights is decoded once into the first-level cache and passes
+/// over all tokens, a few rows and tokens at a time with their sums in registers.
+#[inline(always)]
+fn blocked<S: Isa, W: Rows>(isa: S, w: W, x: &Activations, out: &mut Columns) {
+    let mut tile = [[0.0; 16]; ROWS * BLOCK / 16];
+    let (rows, tokens) = (out.width(), out.tokens());
+    let whole = w.cols() / STEP;
+    for row in (0..rows).step_by(ROWS) {
+        let height = ROWS.min(rows - row);
+        for token in (0..tokens).step_by(TOKENS) {
+            let width = TOKENS.min(tokens - token);
+            let mut sums = [[0.0; 16]; ROWS * TOKENS];
+            for (b, first) in (0..w.cols().div_ceil(STEP)).step_by(BLOCK / STEP).enumerate() {
+                let block = x.block(W::ORDER, b);
+                let count = (whole - first).min(BLOCK / STEP);
+                for r in 0..height {
+                    let steps = w.steps(row + r, first, count);
+                    let (tile, _) = tile[r * BLOCK / 16..].as_chunks_mut::<4>();
+                    for i in 0..count {
+                        put(isa, W::decode(isa, &steps, i), &mut tile[i]);
+                    }
+                    if block.len() > 4 * count {
+                        put(isa, w.decode_tail(isa, row + r), &mut tile[count]);
+                    }
+                }
+                let (tile, sums) = (&tile, &mut sums);
+                isa.run(Part { tile, block, token, height, width, sums });
+            }
+            for t in 0..width {
+                let out = out.row_mut(token + t);
+                for r in 0..height {
+                    let sum = isa.load(&sums[r * TOKENS + t]);
+                    out[row + r] = isa.sum(sum) * w.factor(row + r);
+                }
+            }
+        }
+    }
+}
+
+#[inline(always)]
+fn put<S: Isa>(isa: S, weights: [S::F; 4], to: &mut [[f32; 16]; 4]) {
+    for (weights, to) in weights.into_iter().zip(to) {
+        isa.store(weights, to);
+    }
+}
+
+/// One block of columns: decoded weights of `height` rows, inputs of `width` tokens from
+/// `token` on, and the sums they add to.
+struct Part<'a> {
+    tile: &'a [[f32; 16]; ROWS * BLOCK / 16],
+    block: Block<'a>,
+    token: usize,
+    height: usize,
+    width: usize,
+    sums: &'a mut [[f32; 16]; ROWS * TOKENS],
+}
+
+impl Task for Part<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Isa>(mut self, isa: S) {
+        let mut t = 0;
+        while t < self.width {
+            t += match (S::WIDE, self.width - t) {
+                (true, 6..) => self.rows::<S, 6>(isa, t),
+                (true, 4..) => self.rows::<S, 4>(isa, t),
+                (false, 3..) => self.rows::<S, 3>(isa, t),
+                (_, 2..) => self.rows::<S, 2>(isa, t),
+                _ => self.rows::<S, 1>(isa, t),
+            };
+        }
+    }
+}
+
+impl Part<'_> {
+    /// All rows with `T` tokens from `t` on; returns `T`.
+    #[inline(always)]
+    fn rows<S: Isa, const T: usize>(&mut self, isa: S, t: usize) -> usize {
+        let mut r = 0;
+        while r < self.height {
+            r += match (S::WIDE, self.height - r) {
+                (true, 4..) => self.cell::<S, 4, T>(isa, r, t),
+                (false, 2..) => self.cell::<S, 2, T>(isa, r, t),
+                _ => self.cell::<S, 1, T>(isa, r, t),
+            };
+        }
+        T
+    }
+
+    /// `R` rows from `r` on with `T` tokens from `t` on; returns `R`.
+    #[inline(always)]
+    fn cell<S: Isa, const R: usize, const T: usize>(
+        &mut self,
+        isa: S,
+        r: usize,
+        t: usize,
+    ) -> usize {
+        let len = self.block.len();
+        let weights: [_; R] = array::from_fn(|i| &self.tile[(r + i) * BLOCK / 16..][..len]);
+        let inputs: [_; T] = array::from_fn(|j| &self.block.token(self.token + t + j)[..len]);
+        let mut sums = [[isa.splat(0.0); T]; R];
+        for i in 0..R {
+            for j in 0..T {
+                sums[i][j] = isa.load(&self.sums[(r + i) * TOKENS + t + j]);
+            }
+        }
+        for k in 0..len {
+            let weights = weights.map(|w| isa.load(&w[k]));
+            for j in 0..T {
+                let x = isa.load(&inputs[j][k]);
+                for i in 0..R {
+                    sums[i][j] = isa.mul_add(weights[i], x, sums[i][j]);
+                }
+            }
+        }
+        for i in 0..R {
+            for j in 0..T {
+                isa.store(sums[i][j], &mut self.sums[(r + i) * TOKENS + t + j]);
+            }
+        }
+        R
+    }
+}

@@ -1,0 +1,81 @@
+//! Instruction sets: what a kernel may ask of one, as methods of a zero-sized token that
+//! only detection can make. Holding the token is the proof that the CPU has the
+//! instructions, so kernels themselves are safe code.
+//!
+//! Every set works on vectors of 16 f32 lanes and adds lanes up in one fixed order, so
+//! that a kernel written over [`Isa`] gives the same bits on every set that has fused
+//! multiply-add. The portable set rounds the product first and may differ in last bits.
+
+use half::bf16;
+
+pub(super) mod portable;
+
+/// A kernel with its arguments, to be compiled once for each instruction set.
+pub(super) trait Task {
+    type Output;
+    /// Must be `#[inline(always)]`, so that the body is compiled with the set's features.
+    fn run<S: Isa>(self, isa: S) -> Self::Output;
+}
+
+/// Lane-wise unless said otherwise. "16 lanes" of i32 and "64 bytes" are as wide.
+pub(super) trait Isa: Copy + Send + Sync {
+    /// 16 lanes of f32.
+    type F: Copy;
+    /// 16 lanes of i32.
+    type I: Copy;
+    /// 64 bytes.
+    type B: Copy;
+
+    /// Whether registers hold 24 sums of 16 lanes beside their operands; else about 6.
+    const WIDE: bool;
+
+    /// Runs `task` compiled for this set.
+    fn run<T: Task>(self, task: T) -> T::Output;
+
+    fn splat(self, x: f32) -> Self::F;
+    fn load(self, from: &[f32; 16]) -> Self::F;
+    fn store(self, x: Self::F, to: &mut [f32; 16]);
+    fn mul(self, a: Self::F, b: Self::F) -> Self::F;
+    /// `a * b + c`, rounded once where the set can.
+    fn mul_add(self, a: Self::F, b: Self::F, c: Self::F) -> Self::F;
+    /// Sum of the lanes: lane l with l + 8, then l + 4, l + 2, l + 1.
+    fn sum(self, x: Self::F) -> f32;
+
+    /// 64 weights, in order.
+    fn bf16(self, weights: &[bf16; 64]) -> [Self::F; 4];
+    /// 64 codes, in order, not yet scaled.
+    fn int8(self, codes: &[i8; 64]) -> [Self::F; 4];
+    /// 64 weights: even columns of the first 32, odd ones, then the same of the last 32.
+    fn int4(self, packed: &[u8; 32], scale: f32) -> [Self::F; 4];
+    /// As [`Isa::int4`], with a scale for each 32 columns.
+    fn mxfp4(self, packed: &[u8; 32], scales: &[u8; 2]) -> [Self::F; 4];
+
+    fn zero(self) -> Self::I;
+    fn sub_i(self, a: Self::I, b: Self::I) -> Self::I;
+    /// Nearest f32.
+    fn to_f32(self, x: Self::I) -> Self::F;
+    fn splat_u8(self, x: u8) -> Self::B;
+    fn bytes(self, from: &[i8; 64]) -> Self::B;
+    fn store_bytes(self, x: Self::B, to: &mut [i8; 64]);
+    /// Low nibbles and high nibbles of 64 bytes.
+    fn nibbles(self, packed: &[u8; 64]) -> (Self::B, Self::B);
+    /// Twice the E2M1 value of each nibble plus [`E2M1_OFFSET`].
+    fn e2m1(self, nibbles: Self::B) -> Self::B;
+    /// Adds `u[4l..4l + 4] · s[4l..4l + 4]` to lane l; `u` at most 32, `s` signed.
+    fn dot_small(self, acc: Self::I, u: Self::B, s: Self::B) -> Self::I;
+    /// Where the sum of one [`Isa::dot_int8`] with these inputs starts.
+    fn dot_int8_start(self, x: Self::B) -> Self::I;
+    /// As [`Isa::dot_small`] for any signed `w` and inputs `x` above -128, given a sum
+    /// that began at [`Isa::dot_int8_start`].
+    fn dot_int8(self, start: Self::I, w: Self::B, x: Self::B) -> Self::I;
+    /// Lanes 0..8 from the first, the others from the second.
+    fn halves(self, scales: &[f32; 2]) -> Self::F;
+    /// Half the value of four E8M0 scales, four lanes each.
+    fn e8m0_quarters(self, scales: &[u8; 4]) -> Self::F;
+}
+
+/// What [`Isa::e2m1`] adds to make codes unsigned: the largest doubled E2M1 value.
+pub(super) const E2M1_OFFSET: u8 = 12;
+
+/// Doubled E2M1 values plus [`E2M1_OFFSET`].
+pub(super) const E2M1_CODES: [u8; 16] = [12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0];

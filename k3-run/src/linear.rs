@@ -1,0 +1,88 @@
+//! Matrix products that read the same inputs, spread over the pool as one region.
+
+use crate::kernels::{Activations, Arithmetic, Forms, Kernels, Matrix};
+use crate::parallel::{Columns, Split, join};
+
+/// Weight bytes of the smallest part: some 5 to 10 µs of one thread, so that handing
+/// parts out costs little and no thread waits long for the last one.
+const GRAIN: usize = 96 << 10;
+
+/// Rows of the smallest part, enough for the kernels to work on several at once.
+const MIN_ROWS: usize = 8;
+
+/// One product: `out[t, r] = Σ_c matrix[r, c] * x[t, c]`.
+pub struct Product<'a> {
+    matrix: Matrix<'a>,
+    out: Columns<'a>,
+}
+
+impl<'a> Product<'a> {
+    /// `matrix: [rows, cols]`, `out: [tokens, rows]`.
+    ///
+    /// # Panics
+    /// `out` has another length.
+    pub fn new(matrix: Matrix<'a>, out: &'a mut [f32], tokens: usize) -> Self {
+        assert_eq!(out.len(), tokens * matrix.rows(), "outputs of the matrix");
+        Self { matrix, out: Columns::new(out, tokens) }
+    }
+
+    fn bytes(&self) -> usize {
+        self.matrix.rows() * self.matrix.bytes_per_row()
+    }
+}
+
+/// Computes `products` with the inputs `x: [tokens, cols]`, on all threads of the pool it
+/// is called in. `scratch` is reused from call to call.
+///
+/// # Panics
+/// The shapes do not fit.
+pub fn multiply(
+    kernels: Kernels,
+    arithmetic: Arithmetic,
+    x: &[f32],
+    tokens: usize,
+    products: &mut [Product],
+    scratch: &mut Activations,
+) {
+    let forms = products
+        .iter()
+        .map(|product| Forms::of(&product.matrix, arithmetic))
+        .fold(Forms::default(), |all, one| all | one);
+    scratch.prepare(kernels, x, tokens, forms);
+    let matmul = |matrix: &Matrix, out: Columns| kernels.matmul(matrix, arithmetic, scratch, out);
+    spread(products, &matmul);
+}
+
+/// Halves the work by bytes until the parts are small.
+fn spread(products: &mut [Product], matmul: &(impl Fn(&Matrix, Columns) + Sync)) {
+    let bytes: usize = products.iter().map(Product::bytes).sum();
+    match products {
+        [] => {}
+        [one] => {
+            let rows = one.matrix.rows();
+            if bytes <= GRAIN || rows < 2 * MIN_ROWS {
+                return matmul(&one.matrix, one.out.reborrow());
+            }
+            let mid = (rows / 2).next_multiple_of(MIN_ROWS);
+            let (left, right) = one.out.reborrow().split_at(mid);
+            let mut left = [Product { matrix: one.matrix.slice_rows(0..mid), out: left }];
+            let mut right = [Product { matrix: one.matrix.slice_rows(mid..rows), out: right }];
+            join(|| spread(&mut left, matmul), || spread(&mut right, matmul));
+        }
+        _ if bytes <= GRAIN => {
+            for product in products {
+                matmul(&product.matrix, product.out.reborrow());
+            }
+        }
+        _ => {
+            let mut before = 0;
+            let half = products.iter().position(|product| {
+                before += product.bytes();
+                2 * before >= bytes
+            });
+            let mid = half.map_or(1, |i| i + 1).min(products.len() - 1);
+            let (left, right) = products.split_at_mut(mid);
+            join(|| spread(left, matmul), || spread(right, matmul));
+        }
+    }
+}
