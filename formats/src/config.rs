@@ -303,7 +303,7 @@ impl<'a> Keys<'a> {
             kda: KdaConfig {
                 heads: linear.size("num_heads", 1, 4096)?,
                 head_dim: linear.size("head_dim", 1, 4096)?,
-                conv_width: linear.size("short_conv_kernel_size", 1, 64)?,
+                conv_width: linear.size("short_conv_kernel_size", 2, 64)?,
                 gate_lower_bound: linear.number("gate_lower_bound", -80.0, 0.0)?,
             },
             mla: MlaConfig {

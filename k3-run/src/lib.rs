@@ -1,6 +1,43 @@
-//! Runs Kimi K3 on CPUs: maps a converted container and streams experts from the
+//! Lean CPU runtime for Kimi K3.
+//!
+//! Data flows one way: container -> model -> session -> sampler -> text. The container's
+//! dense weights are mapped and used in place; routed experts are streamed from the
 //! original shards.
 
+use std::ffi::OsString;
+use std::process::ExitCode;
+
+use clap::Parser;
+
+pub mod cli;
+mod commands;
+pub mod engine;
+pub mod experts;
 pub mod kernels;
 pub mod linear;
+pub mod model;
+pub mod open;
 pub mod parallel;
+mod report;
+pub mod session;
+pub mod state;
+
+/// Runs the program with these arguments (the first is its name) and returns its exit code.
+pub fn run(args: impl IntoIterator<Item = OsString>) -> ExitCode {
+    let cli = match cli::Cli::try_parse_from(args) {
+        Ok(cli) => cli,
+        Err(usage) => {
+            // Help and version go to stdout and succeed.
+            let code = usage.exit_code();
+            return if usage.print().is_ok() {
+                ExitCode::from(code as u8)
+            } else {
+                ExitCode::from(2)
+            };
+        }
+    };
+    match commands::run(&cli) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => report::fail(&error),
+    }
+}

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use half::bf16;
 use k3_formats::quant::{INT4_GROUP, MatrixFormat};
-use k3_formats::{Error, Result, mxfp4};
+use k3_formats::{Error, Result, mxfp4, quant};
 
 /// The weights of a matrix, row after row; formats as in [`k3_formats::quant`] and
 /// [`k3_formats::mxfp4`].
@@ -119,6 +119,20 @@ impl<'a> Matrix<'a> {
             Weights::Int8 { .. } => self.cols + 4,
             Weights::Int4 { .. } => self.cols / 2 + self.cols / INT4_GROUP * 4,
             Weights::Mxfp4 { .. } => self.cols / 2 + self.cols / mxfp4::GROUP,
+        }
+    }
+
+    /// Row `row` as f32, `out: [cols]`.
+    ///
+    /// # Panics
+    /// There is no such row, or `out` has another length.
+    pub fn decode_row(&self, row: usize, out: &mut [f32]) {
+        assert_eq!(out.len(), self.cols, "one value per column");
+        match self.slice_rows(row..row + 1).weights {
+            Weights::Bf16(w) => quant::decode_bf16(w, out),
+            Weights::Int8 { codes, scales } => quant::decode_int8(codes, scales[0], out),
+            Weights::Int4 { packed, scales } => quant::decode_int4(packed, scales, out),
+            Weights::Mxfp4 { packed, scales } => mxfp4::decode_row(packed, scales, out),
         }
     }
 

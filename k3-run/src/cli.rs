@@ -1,0 +1,228 @@
+//! The command line: types only.
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+
+use crate::experts::DirectIo;
+
+/// Run Kimi K3 on this machine.
+///
+/// k3-run maps a container that `k3-prep convert` wrote, uses its weights in place, and
+/// streams the experts from the original shards.
+#[derive(Debug, Parser)]
+#[command(name = "k3-run", version, max_term_width = 100)]
+pub struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// One verb each.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Write the logits of every position of given tokens, for comparisons.
+    Logits(LogitsArgs),
+    /// Print the token ids of a text as JSON.
+    Tokenize(TokenizeArgs),
+    /// Print the text of token ids.
+    Detokenize(DetokenizeArgs),
+    /// Say what is in a container, where its experts are, and how this machine would run it.
+    Info(InfoArgs),
+}
+
+/// What every command that runs the model takes.
+#[derive(Debug, Clone, Args)]
+pub struct EngineArgs {
+    /// The folder that `k3-prep convert` wrote.
+    pub container: PathBuf,
+
+    /// Folder with the original shards; give it several times if they are spread over
+    /// drives. Default: where the snapshot was at conversion.
+    #[arg(long, value_name = "DIR", env = "K3_DIRS", value_delimiter = ':')]
+    pub snapshot: Vec<PathBuf>,
+
+    /// Threads that compute. Default: the physical cores this process may use.
+    #[arg(long, value_name = "N")]
+    pub threads: Option<usize>,
+
+    /// Prompt tokens taken through the layers together; more need more memory and read
+    /// each expert less often. Never changes a result.
+    #[arg(long, value_name = "N", default_value_t = 32, env = "K3_CHUNK", value_parser = positive)]
+    pub chunk: usize,
+
+    /// Memory for cached experts, for example 24G. One expert is always kept. Never
+    /// changes a result. Default: half of the memory that is free now.
+    #[arg(long, value_name = "SIZE", value_parser = size)]
+    pub expert_cache: Option<u64>,
+
+    /// Whether expert reads go around the page cache.
+    #[arg(long, value_enum, default_value_t, env = "K3_DIRECT")]
+    pub direct_io: DirectIo,
+
+    /// Expert reads in flight.
+    #[arg(long, value_name = "N", default_value_t = 4, env = "K3_LOAD_THREADS", value_parser = positive)]
+    pub readers: usize,
+
+    /// Force a set of kernels; `k3-run info` lists what this CPU has.
+    #[arg(long, value_name = "NAME")]
+    pub kernels: Option<String>,
+
+    /// Round activations to int8 before they meet weights: `experts` (the default) for
+    /// routed experts only, `on` for all quantized matrices, `off` for none. Changes
+    /// results a little.
+    #[arg(long, value_enum, env = "K3_IDOT")]
+    pub act8: Option<Act8>,
+
+    /// Stop after this many layers, for comparisons with other engines.
+    #[arg(long, value_name = "N", env = "K3_LAYERS", value_parser = positive)]
+    pub layers: Option<usize>,
+}
+
+/// Where activations are rounded to int8.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Act8 {
+    /// Nowhere.
+    #[value(alias = "0")]
+    Off,
+    /// In routed experts.
+    Experts,
+    /// In every quantized matrix.
+    #[value(alias = "1")]
+    On,
+}
+
+/// `k3-run logits`.
+#[derive(Debug, Args)]
+pub struct LogitsArgs {
+    #[command(flatten)]
+    pub engine: EngineArgs,
+
+    /// Token ids separated by commas or spaces.
+    #[arg(long, value_name = "IDS", value_parser = ids, required_unless_present = "x0")]
+    pub ids: Option<Ids>,
+
+    /// f32 rows [positions, hidden] that enter the first layer in place of embedded ids.
+    #[arg(long, value_name = "FILE", conflicts_with = "ids")]
+    pub x0: Option<PathBuf>,
+
+    /// Where to write the logits: little-endian f32 [positions, vocab].
+    #[arg(long, value_name = "FILE", env = "K3_LOGITS")]
+    pub out: PathBuf,
+
+    /// Where to write the hidden state after every layer, and last the input of lm_head:
+    /// little-endian f32 [positions, layers + 1, hidden].
+    #[arg(long, value_name = "FILE", env = "K3_TRACE")]
+    pub trace: Option<PathBuf>,
+}
+
+/// `k3-run tokenize`.
+#[derive(Debug, Args)]
+pub struct TokenizeArgs {
+    /// The folder that `k3-prep convert` wrote.
+    pub container: PathBuf,
+
+    #[command(flatten)]
+    pub source: TextArgs,
+
+    /// Let control tokens in the text count as such.
+    #[arg(long)]
+    pub specials: bool,
+}
+
+/// Where text comes from.
+#[derive(Debug, Args)]
+#[group(required = true, multiple = false)]
+pub struct TextArgs {
+    /// The text.
+    #[arg(long, value_name = "TEXT")]
+    pub text: Option<String>,
+
+    /// A UTF-8 file; `-` is stdin.
+    #[arg(long, value_name = "FILE")]
+    pub file: Option<PathBuf>,
+}
+
+/// `k3-run detokenize`.
+#[derive(Debug, Args)]
+pub struct DetokenizeArgs {
+    /// The folder that `k3-prep convert` wrote.
+    pub container: PathBuf,
+
+    /// Token ids separated by commas or spaces; a JSON list is fine too.
+    #[arg(value_name = "IDS", value_parser = ids)]
+    pub ids: Ids,
+}
+
+/// `k3-run info`.
+#[derive(Debug, Args)]
+pub struct InfoArgs {
+    #[command(flatten)]
+    pub engine: EngineArgs,
+
+    /// Print JSON.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// A list of token ids.
+#[derive(Debug, Clone)]
+pub struct Ids(pub Vec<u32>);
+
+fn ids(text: &str) -> Result<Ids, String> {
+    let inner = text.trim().trim_start_matches('[').trim_end_matches(']');
+    let words = inner.split(|c: char| c == ',' || c.is_whitespace()).filter(|w| !w.is_empty());
+    let ids: Result<Vec<u32>, String> =
+        words.map(|w| w.parse().map_err(|_| format!("expected a token id, found {w:?}"))).collect();
+    match ids {
+        Ok(ids) if ids.is_empty() => Err("expected at least one token id".into()),
+        ids => ids.map(Ids),
+    }
+}
+
+fn positive(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(n) if (1..=1 << 30).contains(&n) => Ok(n),
+        _ => Err(format!("expected a whole number from 1 on, found {text:?}")),
+    }
+}
+
+/// Bytes from `512M`, `24G`, `1.5T` (powers of 1024), or plain bytes.
+fn size(text: &str) -> Result<u64, String> {
+    let wanted = || format!("expected a size like 512M or 24G, found {text:?}");
+    let text = text.trim();
+    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+    let unit = match text[digits.len()..].to_ascii_uppercase().trim_end_matches("IB") {
+        "" | "B" => 1u64,
+        "K" | "KB" => 1 << 10,
+        "M" | "MB" => 1 << 20,
+        "G" | "GB" => 1 << 30,
+        "T" | "TB" => 1 << 40,
+        _ => return Err(wanted()),
+    };
+    let number: f64 = digits.parse().map_err(|_| wanted())?;
+    let bytes = number * unit as f64;
+    if (0.0..9e18).contains(&bytes) { Ok(bytes as u64) } else { Err(wanted()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn definitions_are_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn sizes_and_ids() {
+        assert_eq!(size("1.5G"), Ok(3 << 29));
+        assert_eq!(size("64GiB"), Ok(64 << 30));
+        assert_eq!(size("0"), Ok(0));
+        assert!(size("-1").is_err() && size("x").is_err() && size("G").is_err());
+        assert_eq!(ids("[1, 2 3]").unwrap().0, [1, 2, 3]);
+        assert!(ids("1,-2").is_err() && ids("").is_err());
+    }
+}

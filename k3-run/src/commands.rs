@@ -1,0 +1,20 @@
+//! One verb each: resolve options, call the library, print.
+
+mod info;
+mod logits;
+mod tokenize;
+
+use crate::cli::{Cli, Command};
+
+/// Runs the command.
+///
+/// # Errors
+/// Whatever went wrong, with its hint.
+pub(crate) fn run(cli: &Cli) -> anyhow::Result<()> {
+    match &cli.command {
+        Command::Logits(args) => logits::run(args),
+        Command::Tokenize(args) => tokenize::tokenize(args),
+        Command::Detokenize(args) => tokenize::detokenize(args),
+        Command::Info(args) => info::run(args),
+    }
+}

@@ -1,0 +1,82 @@
+//! What is in a container, where its experts are, and how this machine would run it.
+
+use std::io::Write;
+
+use k3_formats::container::Container;
+use serde_json::json;
+
+use crate::cli::{Act8, InfoArgs};
+use crate::kernels::Kernels;
+use crate::open;
+
+pub(super) fn run(args: &InfoArgs) -> anyhow::Result<()> {
+    let container = Container::open(&args.engine.container)?;
+    let engine = open::engine(&container, &args.engine, Act8::Experts)?;
+    let (config, manifest) = (&container.config, &container.manifest);
+    let experts = engine.experts();
+    let kernels: Vec<_> = Kernels::available().map(Kernels::name).collect();
+    let count = config.moe_layers().len() * config.moe.experts;
+    let facts = json!({
+        "container": container.dir,
+        "tool": manifest.tool,
+        "recipe": manifest.recipe,
+        "source": manifest.source,
+        "layers": config.layers(),
+        "hidden": config.hidden,
+        "vocab": config.vocab,
+        "dense_bytes": container.dense_bytes(),
+        "experts": count,
+        "expert_bytes": experts.expert_bytes(),
+        "shards": manifest.shards.len(),
+        "snapshot": manifest.snapshot,
+        "expert_cache_slots": experts.slots(),
+        "expert_cache_bytes": experts.cache_bytes(),
+        "direct_io": experts.is_direct(),
+        "kernels": engine.numerics().kernels.name(),
+        "kernels_available": kernels,
+        "threads": engine.threads(),
+    });
+    let mut out = std::io::stdout().lock();
+    if args.json {
+        writeln!(out, "{facts:#}")?;
+        return Ok(());
+    }
+    let gb = |bytes: u64| bytes as f64 / 1e9;
+    let source = &manifest.source;
+    let from = source.repo.as_deref().unwrap_or("an unnamed snapshot");
+    let revision = source.revision.as_deref().map(|r| format!(" at {r}")).unwrap_or_default();
+    writeln!(out, "container   {} by {}", container.dir.display(), manifest.tool)?;
+    writeln!(out, "source      {from}{revision}")?;
+    writeln!(
+        out,
+        "model       {} layers, hidden {}, {} experts a layer ({} a token), vocabulary {}",
+        config.layers(),
+        config.hidden,
+        config.moe.experts,
+        config.moe.top_k,
+        config.vocab
+    )?;
+    writeln!(out, "dense       {:.2} GB mapped in place", gb(container.dense_bytes()))?;
+    writeln!(
+        out,
+        "experts     {count} of {:.2} MB in {} shards at {}",
+        experts.expert_bytes() as f64 / 1e6,
+        manifest.shards.len(),
+        manifest.snapshot
+    )?;
+    writeln!(
+        out,
+        "cache       {} experts, {:.2} GB; reads go {} the page cache",
+        experts.slots(),
+        gb(experts.cache_bytes()),
+        if experts.is_direct() { "around" } else { "through" }
+    )?;
+    writeln!(
+        out,
+        "kernels     {} (available: {})",
+        engine.numerics().kernels.name(),
+        kernels.join(", ")
+    )?;
+    writeln!(out, "threads     {}", engine.threads())?;
+    Ok(())
+}

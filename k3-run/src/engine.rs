@@ -1,0 +1,401 @@
+//! One step of the model: rows of one or several sequences through all layers at once.
+//!
+//! Every row's result is the same whatever else is in the step, because a kernel's sums
+//! do not depend on the number of rows and attention works on one sequence at a time.
+
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use anyhow::bail;
+use k3_formats::Error;
+
+use crate::experts::ExpertStore;
+use crate::kernels::Activations;
+use crate::linear::{Product, multiply};
+use crate::model::attn_res::{MAX_ENTRIES, Mix};
+use crate::model::kda::KdaBuffers;
+use crate::model::mla::MlaBuffers;
+use crate::model::mlp::MlpBuffers;
+use crate::model::moe::MoeBuffers;
+use crate::model::norm::rms_norm;
+use crate::model::{AttentionPart, FfnPart, Model, Numerics};
+use crate::parallel::{Chunks, Pool, for_each};
+use crate::state::{KdaState, LayerState, MlaState, SequenceState};
+
+/// Which rows of a run give logits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Want {
+    /// None of them: more of the prompt follows.
+    None,
+    /// The last one.
+    Last,
+    /// All of them.
+    All,
+}
+
+/// Consecutive rows of one sequence in a step.
+pub struct Run<'s> {
+    /// The sequence, which the rows are appended to.
+    pub state: &'s mut SequenceState,
+    /// How many rows.
+    pub rows: usize,
+    /// Which of them give logits.
+    pub want: Want,
+}
+
+/// What enters the first layer: the rows of all runs, one run after the other.
+#[derive(Clone, Copy)]
+pub enum Inputs<'s> {
+    /// Token ids.
+    Ids(&'s [u32]),
+    /// Rows [rows, hidden] in place of embedded ids.
+    Rows(&'s [f32]),
+}
+
+/// Sees the hidden state [rows, hidden] after each layer, and last the input of the head.
+pub type Observer<'s> = dyn FnMut(usize, &[f32]) + Send + 's;
+
+/// The model with its threads, experts and working memory.
+pub struct Engine<'a> {
+    model: Model<'a>,
+    numerics: Numerics,
+    pool: Pool,
+    experts: ExpertStore,
+    buffers: Buffers,
+    max_rows: usize,
+}
+
+impl<'a> Engine<'a> {
+    /// An engine for steps of up to `max_rows` rows.
+    ///
+    /// # Errors
+    /// The config has more AttnRes blocks than are supported.
+    pub fn new(
+        model: Model<'a>,
+        numerics: Numerics,
+        pool: Pool,
+        experts: ExpertStore,
+        max_rows: usize,
+    ) -> anyhow::Result<Self> {
+        if model.blocks() >= MAX_ENTRIES {
+            let problem =
+                format!("expected fewer than {MAX_ENTRIES} blocks, found {}", model.blocks());
+            return Err(Error::unsupported(problem).item("attn_res_block_size").into());
+        }
+        let max_rows = max_rows.max(1);
+        let buffers = Buffers::new(&model, max_rows);
+        Ok(Self { model, numerics, pool, experts, buffers, max_rows })
+    }
+
+    /// The model.
+    pub fn model(&self) -> &Model<'a> {
+        &self.model
+    }
+
+    /// The experts, for statistics.
+    pub fn experts(&self) -> &ExpertStore {
+        &self.experts
+    }
+
+    /// How numbers are computed.
+    pub fn numerics(&self) -> &Numerics {
+        &self.numerics
+    }
+
+    /// Threads that compute.
+    pub fn threads(&self) -> usize {
+        self.pool.threads()
+    }
+
+    /// Most rows in a step.
+    pub fn max_rows(&self) -> usize {
+        self.max_rows
+    }
+
+    /// An empty sequence with room for `context` tokens.
+    pub fn new_state(&self, context: usize) -> SequenceState {
+        SequenceState::new(self.model.config, self.model.layers.len(), context)
+    }
+
+    /// Appends the rows of `runs` to their sequences and returns the wanted logits,
+    /// [wanted rows, vocab]. After an error, or when `cancel` was set, the sequences are
+    /// torn and must be reset.
+    ///
+    /// # Errors
+    /// An id outside the vocabulary, a full context, a torn sequence, a failed read, or
+    /// [`Cancelled`].
+    pub fn step(
+        &mut self,
+        inputs: Inputs<'_>,
+        runs: &mut [Run<'_>],
+        cancel: &AtomicBool,
+        observer: Option<&mut Observer<'_>>,
+    ) -> anyhow::Result<&[f32]> {
+        let Self { model, numerics, pool, experts, buffers, max_rows } = self;
+        let rows: usize = runs.iter().map(|r| r.rows).sum();
+        check_step(model, &inputs, runs, rows, *max_rows)?;
+        runs.iter_mut().for_each(|r| r.state.begin_step());
+        let mut step = Step { model, n: numerics, experts, b: buffers, rows, cancel };
+        pool.install(|| step.forward(inputs, runs, observer))?;
+        runs.iter_mut().for_each(|r| r.state.end_step(r.rows));
+        Ok(&self.buffers.logits)
+    }
+}
+
+/// The step was given up because its owner asked for it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Cancelled;
+
+impl std::fmt::Display for Cancelled {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("cancelled")
+    }
+}
+
+impl std::error::Error for Cancelled {}
+
+fn check_step(
+    model: &Model,
+    inputs: &Inputs<'_>,
+    runs: &[Run<'_>],
+    rows: usize,
+    max_rows: usize,
+) -> anyhow::Result<()> {
+    let given = match inputs {
+        Inputs::Ids(ids) => {
+            let vocab = model.config.vocab;
+            if let Some(id) = ids.iter().find(|&&id| id as usize >= vocab) {
+                bail!("token id {id} is not in the vocabulary of {vocab}");
+            }
+            ids.len()
+        }
+        Inputs::Rows(x) => x.len() / model.config.hidden,
+    };
+    assert!(rows > 0 && given == rows && rows <= max_rows, "rows of a step");
+    for run in runs {
+        let (position, context) = (run.state.position(), run.state.context());
+        if position + run.rows > context {
+            let error = Error::unsupported(format!(
+                "the context is full: {position} tokens taken in, {} more do not fit into {context}",
+                run.rows
+            ));
+            return Err(error.hint("give a larger --context").into());
+        }
+        if run.state.is_torn() {
+            bail!("the sequence was given up half way and must start again");
+        }
+    }
+    Ok(())
+}
+
+/// Working memory of a step, all of it reserved from the config.
+struct Buffers {
+    /// Running sum, [rows, hidden].
+    prefix: Vec<f32>,
+    /// Running sums at the starts of blocks.
+    blocks: Vec<Vec<f32>>,
+    /// Input and output of a layer part.
+    x: Vec<f32>,
+    out: Vec<f32>,
+    shared: Vec<f32>,
+    kda: KdaBuffers,
+    mla: MlaBuffers,
+    mlp: MlpBuffers,
+    moe: MoeBuffers,
+    head: Activations,
+    logits: Vec<f32>,
+}
+
+impl Buffers {
+    fn new(model: &Model, rows: usize) -> Self {
+        let config = model.config;
+        let wide = || vec![0.0; rows * config.hidden];
+        Self {
+            prefix: wide(),
+            blocks: (0..model.blocks()).map(|_| wide()).collect(),
+            x: wide(),
+            out: wide(),
+            shared: wide(),
+            kda: KdaBuffers::new(rows, &config.kda),
+            mla: MlaBuffers::new(rows, &config.mla),
+            mlp: MlpBuffers::new(rows, config.dense_inter.max(config.moe.shared_inter)),
+            moe: MoeBuffers::new(rows, &config.moe),
+            head: Activations::new(),
+            logits: Vec::new(),
+        }
+    }
+}
+
+struct Step<'s, 'a> {
+    model: &'s Model<'a>,
+    n: &'s Numerics,
+    experts: &'s ExpertStore,
+    b: &'s mut Buffers,
+    rows: usize,
+    cancel: &'s AtomicBool,
+}
+
+impl Step<'_, '_> {
+    fn forward(
+        &mut self,
+        inputs: Inputs<'_>,
+        runs: &mut [Run<'_>],
+        mut observer: Option<&mut Observer<'_>>,
+    ) -> anyhow::Result<()> {
+        let (hidden, wide) = (self.model.config.hidden, self.rows * self.model.config.hidden);
+        self.embed(inputs);
+        let mut blocks = 0;
+        for i in 0..self.model.layers.len() {
+            if self.cancel.load(Ordering::Relaxed) {
+                bail!(Cancelled);
+            }
+            let starts_block = i % self.model.config.attn_res_block == 0;
+            let layer = &self.model.layers[i];
+            if blocks == 0 {
+                self.b.x[..wide].copy_from_slice(&self.b.prefix[..wide]);
+                norm_rows(&mut self.b.x[..wide], hidden, |x| {
+                    rms_norm(x, layer.input_norm, self.n.eps)
+                });
+            } else {
+                self.mix(&layer.attention_mix, layer.input_norm, blocks);
+            }
+            if starts_block {
+                self.b.blocks[blocks][..wide].copy_from_slice(&self.b.prefix[..wide]);
+                self.b.prefix[..wide].fill(0.0);
+                blocks += 1;
+            }
+            self.attention(i, runs);
+            self.add_out();
+            self.mix(&layer.ffn_mix, layer.ffn_norm, blocks);
+            self.ffn(i)?;
+            self.add_out();
+            if let Some(observer) = &mut observer {
+                observer(i, &self.b.prefix[..wide]);
+            }
+        }
+        self.mix(&self.model.output_mix, self.model.final_norm, blocks);
+        if let Some(observer) = &mut observer {
+            observer(self.model.layers.len(), &self.b.x[..wide]);
+        }
+        self.head(runs);
+        Ok(())
+    }
+
+    fn embed(&mut self, inputs: Inputs<'_>) {
+        let (hidden, wide) = (self.model.config.hidden, self.rows * self.model.config.hidden);
+        match inputs {
+            Inputs::Rows(x) => self.b.prefix[..wide].copy_from_slice(x),
+            Inputs::Ids(ids) => {
+                for (row, &id) in self.b.prefix.chunks_exact_mut(hidden).zip(ids) {
+                    let embedding = self.model.embedding_row(id);
+                    row.iter_mut().zip(embedding).for_each(|(x, e)| *x = e.to_f32());
+                }
+            }
+        }
+    }
+
+    /// `x <- norm(mix(blocks, prefix))`, row by row.
+    fn mix(&mut self, mix: &Mix, norm: &[half::bf16], blocks: usize) {
+        let (hidden, eps) = (self.model.config.hidden, self.n.eps);
+        let Buffers { prefix, blocks: all, x, .. } = &mut *self.b;
+        let (prefix, all) = (&*prefix, &all[..blocks]);
+        let rows = Chunks::new(&mut x[..self.rows * hidden], hidden);
+        for_each((rows, 0..self.rows), 1, |row, (x, _)| {
+            let (x, span) = (x.into_slice(), row * hidden..(row + 1) * hidden);
+            let entries = all.iter().map(|b| &b[span.clone()]);
+            mix.forward(entries.chain(std::iter::once(&prefix[span.clone()])), eps, x);
+            rms_norm(x, norm, eps);
+        });
+    }
+
+    fn attention(&mut self, layer: usize, runs: &mut [Run<'_>]) {
+        let wide = self.rows * self.model.config.hidden;
+        let Buffers { x, out, kda, mla, .. } = &mut *self.b;
+        let (x, out) = (&x[..wide], &mut out[..wide]);
+        match &self.model.layers[layer].attention {
+            AttentionPart::Kda(part) => part.forward(self.n, x, kda_runs(runs, layer), kda, out),
+            AttentionPart::Mla(part) => part.forward(self.n, x, mla_runs(runs, layer), mla, out),
+        }
+    }
+
+    fn ffn(&mut self, layer: usize) -> anyhow::Result<()> {
+        let wide = self.rows * self.model.config.hidden;
+        let Buffers { x, out, shared, mlp, moe, .. } = &mut *self.b;
+        let (x, out, shared) = (&x[..wide], &mut out[..wide], &mut shared[..wide]);
+        match &self.model.layers[layer].ffn {
+            FfnPart::Dense(part) => part.forward(self.n, x, self.rows, mlp, out),
+            FfnPart::Moe(part) => {
+                let experts = (self.experts, self.model.container, layer);
+                part.forward(self.n, x, experts, mlp, moe, out, shared)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn add_out(&mut self) {
+        let wide = self.rows * self.model.config.hidden;
+        let out = &self.b.out[..wide];
+        self.b.prefix[..wide].iter_mut().zip(out).for_each(|(p, o)| *p += o);
+    }
+
+    /// Logits of the rows that are wanted, in order.
+    fn head(&mut self, runs: &[Run<'_>]) {
+        let (hidden, vocab) = (self.model.config.hidden, self.model.config.vocab);
+        let mut wanted = 0;
+        let mut first = 0;
+        for run in runs {
+            let rows = match run.want {
+                Want::None => 0..0,
+                Want::Last => first + run.rows - 1..first + run.rows,
+                Want::All => first..first + run.rows,
+            };
+            first += run.rows;
+            for row in rows {
+                self.b.x.copy_within(row * hidden..(row + 1) * hidden, wanted * hidden);
+                wanted += 1;
+            }
+        }
+        self.b.logits.resize(wanted * vocab, 0.0);
+        if wanted > 0 {
+            let x = &self.b.x[..wanted * hidden];
+            let mut products = [Product::new(self.model.head, &mut self.b.logits, wanted)];
+            multiply(self.n.kernels, self.n.dense, x, wanted, &mut products, &mut self.b.head);
+        }
+    }
+}
+
+fn norm_rows(x: &mut [f32], hidden: usize, norm: impl Fn(&mut [f32]) + Sync) {
+    for_each(Chunks::new(x, hidden), 1, |_, x| norm(x.into_slice()));
+}
+
+/// Rows of each run in the step.
+fn ranges<'r, 's>(
+    runs: &'r mut [Run<'s>],
+) -> impl Iterator<Item = (Range<usize>, &'r mut SequenceState)> {
+    let mut at = 0;
+    runs.iter_mut().map(move |run| {
+        let range = at..at + run.rows;
+        at = range.end;
+        (range, &mut *run.state)
+    })
+}
+
+fn kda_runs<'r>(
+    runs: &'r mut [Run<'_>],
+    layer: usize,
+) -> impl Iterator<Item = (Range<usize>, &'r mut KdaState)> {
+    ranges(runs).map(move |(range, state)| match &mut state.layers[layer] {
+        LayerState::Kda(kda) => (range, kda),
+        LayerState::Mla(_) => unreachable!("states are made from the same config"),
+    })
+}
+
+fn mla_runs<'r>(
+    runs: &'r mut [Run<'_>],
+    layer: usize,
+) -> impl Iterator<Item = (Range<usize>, &'r mut MlaState)> {
+    ranges(runs).map(move |(range, state)| match &mut state.layers[layer] {
+        LayerState::Mla(mla) => (range, mla),
+        LayerState::Kda(_) => unreachable!("states are made from the same config"),
+    })
+}

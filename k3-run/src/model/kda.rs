@@ -1,0 +1,224 @@
+//! Kimi delta attention: short convolutions, a gated decay, and the delta rule on a
+//! 128 x 128 state per head.
+
+use crate::kernels::{Activations, Matrix};
+use crate::linear::{Product, multiply};
+use crate::model::norm::{rms_norm, sigmoid, silu, sum_of_squares};
+use crate::parallel::{Chunks, Columns, for_each};
+use crate::state::KdaState;
+
+use super::{Numerics, Views};
+
+/// Added to the sum of squares under the root of the q and k norms.
+const L2_EPS: f64 = 1e-6;
+
+/// Weights of a KDA layer; `width` is heads x head_dim.
+pub struct Kda<'a> {
+    /// q, k, v and gate projections [width, hidden].
+    q: Matrix<'a>,
+    k: Matrix<'a>,
+    v: Matrix<'a>,
+    g: Matrix<'a>,
+    /// Low-rank decay gate: [head_dim, hidden], then [width, head_dim].
+    f_a: Matrix<'a>,
+    f_b: Matrix<'a>,
+    /// Write strength, [heads, hidden].
+    b: Matrix<'a>,
+    /// Output projection [hidden, width].
+    o: Matrix<'a>,
+    /// Taps of q, k and v, each [width, conv_width], the current token last.
+    taps: [&'a [f32]; 3],
+    /// [width]
+    dt_bias: &'a [f32],
+    /// Logarithm of the decay rate; the first `heads` of [head_dim], the rest is padding.
+    a_log: &'a [f32],
+    /// [head_dim], shared by the heads.
+    o_norm: &'a [f32],
+}
+
+/// Memory of a KDA layer for a number of rows.
+pub struct KdaBuffers {
+    q: Vec<f32>,
+    k: Vec<f32>,
+    v: Vec<f32>,
+    g: Vec<f32>,
+    decay: Vec<f32>,
+    low_rank: Vec<f32>,
+    beta: Vec<f32>,
+    scratch: Activations,
+}
+
+impl KdaBuffers {
+    /// Room for `rows` rows.
+    pub fn new(rows: usize, config: &k3_formats::config::KdaConfig) -> Self {
+        let wide = || vec![0.0; rows * config.width()];
+        Self {
+            q: wide(),
+            k: wide(),
+            v: wide(),
+            g: wide(),
+            decay: wide(),
+            low_rank: vec![0.0; rows * config.head_dim],
+            beta: vec![0.0; rows * config.heads],
+            scratch: Activations::new(),
+        }
+    }
+}
+
+impl<'a> Kda<'a> {
+    pub(super) fn new(views: &Views<'a>, prefix: &str) -> anyhow::Result<Self> {
+        let matrix = |name: &str| views.matrix(&format!("{prefix}.{name}_proj.weight"));
+        let vector = |name: &str| views.f32s(&format!("{prefix}.{name}"));
+        Ok(Self {
+            q: matrix("q")?,
+            k: matrix("k")?,
+            v: matrix("v")?,
+            g: matrix("g")?,
+            f_a: matrix("f_a")?,
+            f_b: matrix("f_b")?,
+            b: matrix("b")?,
+            o: matrix("o")?,
+            taps: [
+                vector("q_conv1d.weight")?,
+                vector("k_conv1d.weight")?,
+                vector("v_conv1d.weight")?,
+            ],
+            dt_bias: vector("dt_bias")?,
+            a_log: vector("A_log")?,
+            o_norm: vector("o_norm.weight")?,
+        })
+    }
+
+    /// `x`, `out`: [rows, hidden]. `runs` are consecutive rows of one sequence each.
+    pub fn forward<'s>(
+        &self,
+        n: &Numerics,
+        x: &[f32],
+        runs: impl Iterator<Item = (std::ops::Range<usize>, &'s mut KdaState)>,
+        buf: &mut KdaBuffers,
+        out: &mut [f32],
+    ) {
+        let heads = self.b.rows();
+        let (width, dim) = (self.q.rows(), self.q.rows() / heads);
+        let rows = x.len() / self.q.cols();
+        let (wide, scratch) = (rows * width, &mut buf.scratch);
+        let low_rank = &mut buf.low_rank[..rows * dim];
+        let mut products = [
+            Product::new(self.q, &mut buf.q[..wide], rows),
+            Product::new(self.k, &mut buf.k[..wide], rows),
+            Product::new(self.v, &mut buf.v[..wide], rows),
+            Product::new(self.g, &mut buf.g[..wide], rows),
+            Product::new(self.f_a, low_rank, rows),
+            Product::new(self.b, &mut buf.beta[..rows * heads], rows),
+        ];
+        multiply(n.kernels, n.dense, x, rows, &mut products, scratch);
+        let mut products = [Product::new(self.f_b, &mut buf.decay[..wide], rows)];
+        multiply(n.kernels, n.dense, &buf.low_rank[..rows * dim], rows, &mut products, scratch);
+        for (range, state) in runs {
+            self.run_heads(n, range, heads, state, buf);
+        }
+        let mut products = [Product::new(self.o, out, rows)];
+        multiply(n.kernels, n.dense, &buf.q[..wide], rows, &mut products, &mut buf.scratch);
+    }
+
+    /// All heads over the rows of one sequence; leaves the gated output in `buf.q`.
+    fn run_heads(
+        &self,
+        n: &Numerics,
+        range: std::ops::Range<usize>,
+        heads: usize,
+        state: &mut KdaState,
+        buf: &mut KdaBuffers,
+    ) {
+        let (width, rows) = (self.q.rows(), range.len());
+        let dim = width / heads;
+        let span = range.start * width..range.end * width;
+        let [q, k, v, decay] = [&mut buf.q, &mut buf.k, &mut buf.v, &mut buf.decay]
+            .map(|b| Columns::with_unit(&mut b[span.clone()], rows, dim));
+        let older = self.taps[0].len() / width - 1;
+        let [conv_q, conv_k, conv_v] =
+            state.conv.each_mut().map(|c| Columns::with_unit(c, older, dim));
+        let memory = Chunks::new(&mut state.memory, dim * dim);
+        let (gate, beta) = (&buf.g[span], &buf.beta[range.start * heads..range.end * heads]);
+        let parts = ((q, k, v), (conv_q, conv_k, conv_v), (decay, memory));
+        for_each(
+            parts,
+            1,
+            |head, ((mut q, mut k, mut v), (mut cq, mut ck, mut cv), (mut decay, memory))| {
+                let columns = head * dim..(head + 1) * dim;
+                let rate = self.a_log[head].exp();
+                let memory = memory.into_slice();
+                let taps = columns.start * (older + 1)..columns.end * (older + 1);
+                convolve(&mut q, &mut cq, &self.taps[0][taps.clone()]);
+                convolve(&mut k, &mut ck, &self.taps[1][taps.clone()]);
+                convolve(&mut v, &mut cv, &self.taps[2][taps]);
+                for t in 0..rows {
+                    let (q, k, v) = (q.row_mut(t), k.row_mut(t), v.row_mut(t));
+                    unit_length(q, (dim as f64).powf(-0.5));
+                    unit_length(k, 1.0);
+                    let decay = decay.row_mut(t);
+                    for (z, bias) in decay.iter_mut().zip(&self.dt_bias[columns.clone()]) {
+                        *z = (n.gate_lower_bound * sigmoid(rate * (*z + bias))).exp();
+                    }
+                    step(memory, q, k, v, decay, sigmoid(beta[t * heads + head]));
+                    // `v` now holds the read-out.
+                    rms_norm(v, self.o_norm, n.eps);
+                    let gate = &gate[t * width..][columns.clone()];
+                    for ((out, o), g) in q.iter_mut().zip(&*v).zip(gate) {
+                        *out = o * sigmoid(*g);
+                    }
+                }
+            },
+        );
+    }
+}
+
+/// Causal depthwise convolution and SiLU in place. `past`: [conv_width - 1, channels] last
+/// inputs, oldest first, moved on; `taps`: [channels, conv_width].
+fn convolve(x: &mut Columns, past: &mut Columns, taps: &[f32]) {
+    let older = past.tokens();
+    for t in 0..x.tokens() {
+        for (c, (value, taps)) in
+            x.row_mut(t).iter_mut().zip(taps.chunks_exact(older + 1)).enumerate()
+        {
+            let mut sum = 0.0;
+            for j in 0..older {
+                sum += taps[j] * past.row_mut(j)[c];
+            }
+            let current = std::mem::replace(value, 0.0);
+            *value = silu(sum + taps[older] * current);
+            for j in 1..older {
+                past.row_mut(j - 1)[c] = past.row_mut(j)[c];
+            }
+            past.row_mut(older - 1)[c] = current;
+        }
+    }
+}
+
+/// `x <- x * scale / sqrt(sum(x^2) + 1e-6)`.
+fn unit_length(x: &mut [f32], scale: f64) {
+    let factor = (scale / (sum_of_squares(x) + L2_EPS).sqrt()) as f32;
+    x.iter_mut().for_each(|x| *x *= factor);
+}
+
+/// One token of the delta rule for one head: decay the memory [key, value], write the
+/// error of what it recalls for `k`, and read it out for `q` into `v`.
+fn step(memory: &mut [f32], q: &[f32], k: &[f32], v: &mut [f32], decay: &[f32], beta: f32) {
+    let dim = v.len();
+    for (row, (decay, k)) in memory.chunks_exact_mut(dim).zip(decay.iter().zip(k)) {
+        for (m, v) in row.iter_mut().zip(v.iter_mut()) {
+            *m *= decay;
+            *v -= k * *m;
+        }
+    }
+    v.iter_mut().for_each(|v| *v *= beta);
+    let mut out = [0.0; 4096];
+    let out = &mut out[..dim];
+    for (row, (q, k)) in memory.chunks_exact_mut(dim).zip(q.iter().zip(k)) {
+        for ((m, v), out) in row.iter_mut().zip(&*v).zip(out.iter_mut()) {
+            *m += k * v;
+            *out += q * *m;
+        }
+    }
+    v.copy_from_slice(out);
+}

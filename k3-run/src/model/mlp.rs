@@ -1,0 +1,76 @@
+//! Dense FFN and shared experts: `down(situ(gate x, up x))`.
+
+use crate::kernels::{Activations, Matrix};
+use crate::linear::{Product, multiply};
+use crate::model::norm::situ_glu;
+use crate::parallel::{Chunks, for_each};
+
+use super::{Numerics, Views};
+
+/// Weights of a SiTU FFN.
+pub struct Mlp<'a> {
+    /// Gate projection [inter, hidden].
+    pub gate: Matrix<'a>,
+    /// Up projection [inter, hidden].
+    pub up: Matrix<'a>,
+    /// Down projection [hidden, inter].
+    pub down: Matrix<'a>,
+}
+
+/// Memory of an FFN for a number of rows.
+pub struct MlpBuffers {
+    /// [rows, inter]
+    pub gate: Vec<f32>,
+    /// [rows, inter]
+    pub up: Vec<f32>,
+    scratch: Activations,
+}
+
+impl MlpBuffers {
+    /// Room for `rows` rows of the widest FFN.
+    pub fn new(rows: usize, inter: usize) -> Self {
+        let buffer = || vec![0.0; rows * inter];
+        Self { gate: buffer(), up: buffer(), scratch: Activations::new() }
+    }
+}
+
+impl<'a> Mlp<'a> {
+    pub(super) fn new(views: &Views<'a>, prefix: &str) -> anyhow::Result<Self> {
+        let matrix = |name: &str| views.matrix(&format!("{prefix}.{name}_proj.weight"));
+        Ok(Self { gate: matrix("gate")?, up: matrix("up")?, down: matrix("down")? })
+    }
+
+    /// `out <- down(situ(gate x, up x))`; `x`, `out`: [rows, hidden].
+    pub fn forward(
+        &self,
+        n: &Numerics,
+        x: &[f32],
+        rows: usize,
+        buf: &mut MlpBuffers,
+        out: &mut [f32],
+    ) {
+        let width = rows * self.gate.rows();
+        let (gate, up) = (&mut buf.gate[..width], &mut buf.up[..width]);
+        let mut products = [Product::new(self.gate, gate, rows), Product::new(self.up, up, rows)];
+        multiply(n.kernels, n.dense, x, rows, &mut products, &mut buf.scratch);
+        self.finish(n, rows, buf, out);
+    }
+
+    /// The second half, from gate and up projections already in `buf`.
+    pub fn finish(&self, n: &Numerics, rows: usize, buf: &mut MlpBuffers, out: &mut [f32]) {
+        let width = rows * self.gate.rows();
+        situ_rows(n, &mut buf.gate[..width], &buf.up[..width]);
+        let mut products = [Product::new(self.down, out, rows)];
+        multiply(n.kernels, n.dense, &buf.gate[..width], rows, &mut products, &mut buf.scratch);
+    }
+}
+
+/// SiTU over all elements, spread over the pool.
+pub fn situ_rows(n: &Numerics, gate: &mut [f32], up: &[f32]) {
+    /// Elements of one part: some microseconds.
+    const PART: usize = 2048;
+    let len = gate.len();
+    for_each((Chunks::new(gate, 1), 0..len), PART, |_, (gate, range)| {
+        situ_glu(gate.into_slice(), &up[range], n.situ_beta, n.situ_linear_beta);
+    });
+}

@@ -1,0 +1,27 @@
+//! What the program says: results on stdout, everything else on stderr.
+
+use std::fmt::Arguments;
+use std::io::{self, Write};
+use std::process::ExitCode;
+
+use k3_formats::Error;
+
+/// One line of talk on stderr; a closed stderr is nobody's loss.
+pub(crate) fn say(line: Arguments<'_>) {
+    let _ = writeln!(io::stderr().lock(), "{line}");
+}
+
+/// Prints an error and its hint, and turns it into the exit code: 0 if stdout was closed
+/// by its reader, 1 if something is not what was recorded, else 2.
+pub(crate) fn fail(error: &anyhow::Error) -> ExitCode {
+    let closed = |e: &io::Error| e.kind() == io::ErrorKind::BrokenPipe;
+    if error.chain().any(|e| e.downcast_ref::<io::Error>().is_some_and(closed)) {
+        return ExitCode::SUCCESS;
+    }
+    say(format_args!("error: {error:#}"));
+    let known = error.chain().find_map(|e| e.downcast_ref::<Error>());
+    if let Some(hint) = known.and_then(Error::hint_text) {
+        say(format_args!("hint: {hint}"));
+    }
+    ExitCode::from(2)
+}
