@@ -9,6 +9,7 @@ use std::process::ExitCode;
 
 use clap::Parser;
 
+pub mod chat;
 pub mod cli;
 mod commands;
 pub mod engine;

@@ -6,6 +6,8 @@ use std::process::ExitCode;
 
 use k3_formats::Error;
 
+use crate::chat::ChatError;
+
 /// One line of talk on stderr; a closed stderr is nobody's loss.
 pub(crate) fn say(line: Arguments<'_>) {
     let _ = writeln!(io::stderr().lock(), "{line}");
@@ -19,8 +21,11 @@ pub(crate) fn fail(error: &anyhow::Error) -> ExitCode {
         return ExitCode::SUCCESS;
     }
     say(format_args!("error: {error:#}"));
-    let known = error.chain().find_map(|e| e.downcast_ref::<Error>());
-    if let Some(hint) = known.and_then(Error::hint_text) {
+    let hint = error.chain().find_map(|e| match e.downcast_ref::<Error>() {
+        Some(error) => error.hint_text(),
+        None => e.downcast_ref::<ChatError>()?.hint_text(),
+    });
+    if let Some(hint) = hint {
         say(format_args!("hint: {hint}"));
     }
     ExitCode::from(2)
