@@ -1,4 +1,6 @@
 //! One test binary for what crosses crates.
 
+mod chat;
+mod real_vocab;
 mod support;
 mod synth;
