@@ -245,13 +245,16 @@ impl Container {
         let [rows, cols] = spec.shape[..] else {
             return Err(Error::mismatch("not a matrix").item(name).in_file(&self.dir));
         };
-        let scales = self.scales.get(name).map_or(&[][..], |&p| self.bytes(p));
+        let scales: &[f32] = match self.scales.get(name) {
+            Some(&place) => bytemuck::cast_slice(self.bytes(place)),
+            None => &[],
+        };
         Ok(StoredMatrix {
             rows,
             cols,
             format: format.unwrap_or(MatrixFormat::Bf16),
             codes: self.bytes(*place),
-            scales: bytemuck::cast_slice(scales),
+            scales,
         })
     }
 

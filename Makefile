@@ -1,0 +1,39 @@
+# Two commands do all on a fresh machine: `make demo` and `make test`.
+CARGO ?= cargo
+DEMO  ?= target/demo
+PREP   = target/release/k3-prep
+RUN    = target/release/k3-run
+PROMPT = Elizabeth was surprised to find that
+
+.PHONY: build demo test check bench dist
+
+build:
+	$(CARGO) build --locked --release -p k3-prep -p k3-run
+
+# A tiny Kimi K3 that was really trained: convert it, verify it, let it write.
+demo: build
+	rm -rf $(DEMO)
+	mkdir -p $(DEMO)
+	$(PREP) convert tests/fixtures/demo/snapshot $(DEMO)/container
+	$(PREP) verify $(DEMO)/container --rederive
+	$(RUN) info $(DEMO)/container
+	$(RUN) generate $(DEMO)/container --prompt "$(PROMPT)" -n 120 --temperature 0.7 --top-p 0.9 --seed 1
+
+test:
+	$(CARGO) test --locked --workspace
+
+check:
+	$(CARGO) fmt --all --check
+	$(CARGO) clippy --locked --workspace --all-targets -- -D warnings
+	$(CARGO) test --locked --workspace
+	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --locked --workspace --no-deps
+
+bench: build
+	$(RUN) bench $(DEMO)/container
+
+# Stripped binaries with their licence in target/dist.
+dist: build
+	rm -rf target/dist
+	mkdir -p target/dist
+	cp $(PREP) $(RUN) LICENSE README.md target/dist/
+	strip target/dist/k3-prep target/dist/k3-run
