@@ -26,6 +26,9 @@ pub use manifest::Manifest;
 /// File name of the expert table.
 pub const EXPERT_TABLE_FILE: &str = "experts.k3x";
 
+/// File name of the prepared tokenizer.
+pub const TOKENIZER_FILE: &str = "tokenizer.bin";
+
 /// Ending of the sidecar tensor that holds a matrix's scales.
 pub const SCALES_SUFFIX: &str = ".qs";
 

@@ -126,6 +126,16 @@ impl<'a> ExpertTableBuilder<'a> {
         true
     }
 
+    /// Where a part was recorded, if it was.
+    pub fn place(&self, layer: usize, expert: usize, part: ExpertPart) -> Option<(usize, u64)> {
+        let layers = self.config.moe_layers();
+        if !layers.contains(&layer) || expert >= self.config.moe.experts {
+            return None;
+        }
+        let entry = &self.entries[(layer - layers.start) * self.config.moe.experts + expert];
+        (entry.shards[part as usize] != UNSET).then(|| entry.part(part))
+    }
+
     /// Names of the expert tensors that were never recorded, in order.
     pub fn missing(&self) -> Vec<String> {
         let first = self.config.moe_layers().start;

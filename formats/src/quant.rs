@@ -177,7 +177,11 @@ pub fn decode_int4(packed: &[u8], scales: &[f32], out: &mut [f32]) {
 }
 
 fn scale_of(weights: &[f32], levels: f32) -> f32 {
-    let absmax = weights.iter().fold(0.0_f32, |max, w| max.max(w.abs()));
+    scale_for(weights.iter().fold(0.0_f32, |max, w| max.max(w.abs())), levels)
+}
+
+/// The scale that maps `absmax` to the code `levels` (127 or 7): `max(absmax / levels, 1e-20)`.
+pub fn scale_for(absmax: f32, levels: f32) -> f32 {
     (absmax / levels).max(MIN_SCALE)
 }
 

@@ -1,5 +1,7 @@
 //! Which number format each family of matrices is stored in.
 
+use std::fmt;
+
 use serde::{Deserialize, Serialize};
 
 use crate::Result;
@@ -36,6 +38,13 @@ impl Recipe {
             _ => self.bits,
         };
         MatrixFormat::for_bits(bits, cols).map(Some)
+    }
+}
+
+impl fmt::Display for Recipe {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { bits, mla_bits, head_bits } = self;
+        write!(f, "--bits {bits} --mla-bits {mla_bits} --head-bits {head_bits}")
     }
 }
 

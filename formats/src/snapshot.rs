@@ -1,7 +1,8 @@
 //! A Hugging Face snapshot on disk: where its files are, what they are called, and
 //! which repository and revision they came from. Opens nothing it does not need.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
+use std::io;
 use std::path::{Component, Path, PathBuf};
 use std::time::SystemTime;
 
@@ -31,17 +32,40 @@ pub struct Source {
     pub revision: Option<String>,
 }
 
-/// One weight file.
+/// One weight file that the snapshot should have.
 #[derive(Debug, Clone)]
 pub struct Shard {
     /// Name inside the snapshot.
     pub name: String,
     /// Where it is: the snapshot's folder and the name, links not followed.
     pub path: PathBuf,
+    /// What the file system says of it, or why it cannot be used.
+    pub found: Result<ShardFile, String>,
+}
+
+/// What the file system says of a weight file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ShardFile {
     /// Size in bytes.
     pub size: u64,
-    /// Time of the last change.
-    pub modified: SystemTime,
+    /// Time of the last change, in nanoseconds since 1970.
+    pub modified_ns: u64,
+}
+
+impl ShardFile {
+    /// Asks the file system.
+    ///
+    /// # Errors
+    /// There is no such file, or it is not a regular file.
+    pub fn of(path: &Path) -> io::Result<Self> {
+        let metadata = fs_err::metadata(path)?;
+        if !metadata.is_file() {
+            return Err(io::Error::other("not a regular file"));
+        }
+        let since = metadata.modified()?.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        let modified_ns = u64::try_from(since.as_nanos()).unwrap_or(u64::MAX);
+        Ok(Self { size: metadata.len(), modified_ns })
+    }
 }
 
 /// A snapshot folder with its config read and its shards found.
@@ -55,7 +79,8 @@ pub struct Snapshot {
     pub config: ModelConfig,
     /// Tensor name to shard, where the snapshot has an index.
     pub index: Option<WeightIndex>,
-    /// Weight files in name order; a tensor's shard number is its place here.
+    /// Weight files in name order, those that are not there included; a tensor's shard
+    /// number is its place here.
     pub shards: Vec<Shard>,
 }
 
@@ -64,8 +89,8 @@ impl Snapshot {
     /// `--local-dir` download.
     ///
     /// # Errors
-    /// No `config.json`, another model's config, an index that leaves the folder, or
-    /// missing shards: all of them are listed.
+    /// No `config.json`, another model's config, an index that leaves the folder, or no
+    /// weight file at all. A shard that is not there is no error here: see [`Shard::found`].
     pub fn open(path: &Path) -> Result<Self> {
         let (dir, layout) = layout::resolve(path)?;
         let config = ModelConfig::read(&dir.join("config.json"))?;
@@ -76,9 +101,9 @@ impl Snapshot {
         };
         let names = match &index {
             Some(index) => index.files().to_vec(),
-            None => weight_files(&dir)?,
+            None => all_of_the_series(weight_files(&dir)?),
         };
-        let shards = find_shards(&dir, &layout, &names)?;
+        let shards = names.into_iter().map(|name| find_shard(&dir, &layout, name)).collect();
         Ok(Self { dir, layout, config, index, shards })
     }
 
@@ -133,31 +158,64 @@ fn weight_files(dir: &Path) -> Result<Vec<String>> {
     Ok(names)
 }
 
-fn find_shards(dir: &Path, layout: &Layout, names: &[String]) -> Result<Vec<Shard>> {
-    let mut shards = Vec::with_capacity(names.len());
-    let mut missing = Vec::new();
-    for name in names {
-        let path = dir.join(name);
-        match fs_err::metadata(&path) {
-            Ok(m) if m.is_file() => shards.push(Shard {
-                name: name.clone(),
-                path,
-                size: m.len(),
-                modified: m.modified().map_err(|e| Error::io(dir, "read the times of", e))?,
-            }),
-            Ok(_) => return Err(Error::unsupported("not a regular file").in_file(path)),
-            Err(_) => missing.push(layout.describe_missing(dir, name)),
-        }
-    }
-    if missing.is_empty() {
-        return Ok(shards);
-    }
-    let list = missing.join("\n  ");
-    let problem = format!("{} of {} shards are missing:\n  {list}", missing.len(), names.len());
-    Err(Error::missing(problem).in_file(dir).hint("finish the download, then run this again"))
+fn find_shard(dir: &Path, layout: &Layout, name: String) -> Shard {
+    let path = dir.join(&name);
+    let found = ShardFile::of(&path).map_err(|e| match e.kind() {
+        io::ErrorKind::NotFound => layout.describe_missing(dir, &name),
+        _ => e.to_string(),
+    });
+    Shard { name, path, found }
+}
+
+/// Completes `model-00001-of-000096.safetensors` and its like: without an index, the names
+/// themselves say how many there should be.
+fn all_of_the_series(names: Vec<String>) -> Vec<String> {
+    const MOST: usize = 4096;
+    let series = |name: &str| {
+        let (head, total) = name.strip_suffix(".safetensors")?.rsplit_once("-of-")?;
+        let (stem, number) = head.rsplit_once('-')?;
+        let count: usize = total.parse().ok()?;
+        (number.parse::<usize>().is_ok() && (1..=MOST).contains(&count))
+            .then(|| (stem.to_owned(), number.len(), total.to_owned(), count))
+    };
+    let Some((stem, width, total, count)) = names.first().and_then(|n| series(n)) else {
+        return names;
+    };
+    let name = |i: usize| format!("{stem}-{i:0width$}-of-{total}.safetensors");
+    let mut all: BTreeSet<String> = (1..=count).map(name).collect();
+    all.extend(names);
+    all.into_iter().collect()
 }
 
 /// Shard names to their numbers.
 pub(crate) fn numbers(names: &[String]) -> HashMap<&str, usize> {
     names.iter().enumerate().map(|(i, n)| (n.as_str(), i)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_series_names_its_missing_members() {
+        let all = all_of_the_series(vec![
+            "model-00002-of-000003.safetensors".into(),
+            "other.safetensors".into(),
+        ]);
+        assert_eq!(all[0], "model-00001-of-000003.safetensors");
+        assert_eq!(all.len(), 4);
+        let alone = vec!["model.safetensors".to_owned()];
+        assert_eq!(all_of_the_series(alone.clone()), alone);
+        let hostile = vec!["m-1-of-99999999999.safetensors".to_owned()];
+        assert_eq!(all_of_the_series(hostile.clone()), hostile);
+    }
+
+    #[test]
+    fn what_is_no_file_is_not_a_shard() {
+        let tmp = tempfile::tempdir().unwrap();
+        let shard = find_shard(tmp.path(), &Layout::Plain, ".".into());
+        assert_eq!(shard.found, Err("not a regular file".into()));
+        let shard = find_shard(tmp.path(), &Layout::Plain, "a.safetensors".into());
+        assert_eq!(shard.found, Err("no such file".into()));
+    }
 }

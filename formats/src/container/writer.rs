@@ -1,6 +1,8 @@
 //! Streaming writer of one dense file: fillers, digests, fsync, rename.
 
+use std::fs::Permissions;
 use std::io::Write;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use fs_err::File;
@@ -32,7 +34,7 @@ impl DenseWriter {
     /// The file cannot be created or written.
     pub fn create(path: &Path, layout: Layout) -> Result<Self> {
         let part = part_name(path);
-        let file = File::create(&part).map_err(|e| Error::io(&part, "create", e))?;
+        let file = create(&part)?;
         let mut writer = Self {
             file,
             part,
@@ -139,7 +141,7 @@ impl TensorSink<'_> {
 pub fn write_file(path: &Path, bytes: &[u8]) -> Result<FileRecord> {
     let part = part_name(path);
     let io = |e| Error::io(&part, "write", e);
-    let mut file = File::create(&part).map_err(io)?;
+    let mut file = create(&part)?;
     file.write_all(bytes).map_err(io)?;
     file.sync_all().map_err(io)?;
     publish(&part, path)?;
@@ -149,6 +151,15 @@ pub fn write_file(path: &Path, bytes: &[u8]) -> Result<FileRecord> {
         sha256: crate::digest::Digest::of(bytes),
         tensors: Vec::new(),
     })
+}
+
+/// A new file that everyone may read, whatever the umask: a container is made by one user
+/// and served by another.
+fn create(path: &Path) -> Result<File> {
+    let create = |e| Error::io(path, "create", e);
+    let file = File::create(path).map_err(create)?;
+    file.set_permissions(Permissions::from_mode(0o644)).map_err(create)?;
+    Ok(file)
 }
 
 /// Renames a finished file into place and makes the rename durable.

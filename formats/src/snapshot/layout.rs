@@ -63,18 +63,18 @@ impl Layout {
         }
     }
 
-    /// One line about a shard that is not there: absent, or a download that never ended.
+    /// Why a shard is not there: absent, or a download that never ended.
     pub(super) fn describe_missing(&self, dir: &Path, name: &str) -> String {
         let link = fs_err::read_link(dir.join(name)).ok();
-        let unfinished = match (self, &link) {
-            (Self::HfCache { .. }, Some(_)) => true,
-            (Self::LocalDir { .. }, _) => download_metadata(dir, name).is_some(),
-            _ => false,
+        let unfinished = match self {
+            Self::HfCache { .. } => link.is_some(),
+            Self::LocalDir { .. } => download_metadata(dir, name).is_some(),
+            Self::Plain => false,
         };
-        match (unfinished, link) {
-            (true, _) => format!("{name} (its download is incomplete)"),
-            (false, Some(target)) => format!("{name} (a link to {target:?}, which is not there)"),
-            (false, None) => name.to_owned(),
+        match link {
+            _ if unfinished => "its download is incomplete".to_owned(),
+            Some(target) => format!("a link to {target:?}, which is not there"),
+            None => "no such file".to_owned(),
         }
     }
 }
