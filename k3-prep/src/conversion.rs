@@ -1,0 +1,150 @@
+//! Carries out a plan: resumes or begins, writes every file, and gives the result its name.
+
+use std::path::Path;
+
+use k3_formats::container::manifest::{FileRecord, MANIFEST_FILE, Manifest, SUMS_FILE};
+use k3_formats::container::writer::write_file;
+use k3_formats::snapshot::ShardFile;
+use k3_formats::{Error, Result};
+use rayon::ThreadPool;
+
+use crate::folder::OutputFolder;
+use crate::journal::Journal;
+use crate::output;
+use crate::pipeline::Pipeline;
+use crate::plan::ConversionPlan;
+use crate::progress::Progress;
+use crate::size::Bytes;
+
+/// How a conversion is carried out; none of it changes a byte of the result.
+pub struct Conversion<'a> {
+    /// Replace a container that is there already, and start over.
+    pub force: bool,
+    /// Threads that quantize.
+    pub pool: &'a ThreadPool,
+    /// Called with every dense file that is complete; an error stops the conversion, which
+    /// can then be resumed.
+    pub on_file: &'a mut (dyn FnMut(&FileRecord) -> Result<()> + Send),
+}
+
+impl Conversion<'_> {
+    /// Writes the container at `out`, or goes on with one that was begun.
+    ///
+    /// # Errors
+    /// `out` is in use or in the way, there is not enough space, a weight is NaN or
+    /// infinite, the snapshot changed, or the disk refuses. What is done stays in
+    /// `OUT.partial`.
+    pub fn run(self, plan: &ConversionPlan, out: &Path) -> Result<Manifest> {
+        let folder = OutputFolder::check(out, &plan.snapshot, self.force)?;
+        folder.create()?;
+        let mut journal = Journal::lock(folder.work())?;
+        if self.force {
+            journal.start_over()?;
+        }
+        let done = trusted(plan, folder.work(), journal.resume(plan)?);
+        folder.clear(|name| done.iter().any(|f| f.name == name))?;
+        check_space(plan, &folder, &done)?;
+        if !done.is_empty() {
+            output::say(format_args!(
+                "going on in {}: {} of {} dense files are done",
+                folder.work().display(),
+                done.len(),
+                plan.dense.len()
+            ));
+        }
+        let dense = self.dense_files(plan, &folder, &mut journal, done)?;
+        check_unchanged(plan)?;
+        let manifest = write_the_rest(plan, folder.work(), dense)?;
+        folder.publish()?;
+        Ok(manifest)
+    }
+
+    fn dense_files(
+        self,
+        plan: &ConversionPlan,
+        folder: &OutputFolder,
+        journal: &mut Journal,
+        done: Vec<FileRecord>,
+    ) -> Result<Vec<FileRecord>> {
+        let mut records: Vec<Option<FileRecord>> = Vec::new();
+        records.resize_with(plan.dense.len(), || None);
+        let number = |name: &str| plan.dense.iter().position(|f| f.name == name);
+        for record in done {
+            if let Some(i) = number(&record.name) {
+                records[i] = Some(record);
+            }
+        }
+        let todo: Vec<usize> = (0..records.len()).filter(|&i| records[i].is_none()).collect();
+        let bytes = todo.iter().map(|&i| plan.dense[i].source_bytes()).sum();
+        let progress = Progress::start("convert", bytes);
+        let pipeline = Pipeline { plan, dir: folder.work(), pool: self.pool, progress: &progress };
+        let on_file = self.on_file;
+        pipeline.run(todo, |record| {
+            journal.record(&record)?;
+            let i = number(&record.name).expect("the plan named it");
+            let told = on_file(&record);
+            records[i] = Some(record);
+            told
+        })?;
+        progress.finish();
+        Ok(records.into_iter().flatten().collect())
+    }
+}
+
+/// The recorded files that are there with the size they should have.
+fn trusted(plan: &ConversionPlan, dir: &Path, recorded: Vec<FileRecord>) -> Vec<FileRecord> {
+    let whole = |record: &FileRecord| {
+        let planned = plan.dense.iter().find(|f| f.name == record.name);
+        let size = planned.map(|f| f.layout.file_size());
+        let found = fs_err::symlink_metadata(dir.join(&record.name)).ok();
+        size == Some(record.size) && found.is_some_and(|m| m.is_file() && m.len() == record.size)
+    };
+    recorded.into_iter().filter(whole).collect()
+}
+
+fn check_space(plan: &ConversionPlan, folder: &OutputFolder, done: &[FileRecord]) -> Result<()> {
+    // Names and digests of the manifest, and the blocks that a file system rounds up to.
+    let tensors: usize = plan.dense.iter().map(|f| f.layout.spans.len()).sum();
+    let files = plan.dense.len() + plan.small.len() + 2;
+    let around = 512 * (tensors + plan.left_out.len() + plan.shards.len()) + 4096 * files;
+    let written: u64 = done.iter().map(|f| f.size).sum();
+    let needed = (plan.output_bytes() + around as u64).saturating_sub(written);
+    match folder.free_bytes() {
+        Some(free) if free < needed => Err(Error::unsupported(format!(
+            "not enough space: {} ({needed} bytes) needed, {} ({free} bytes) free",
+            Bytes(needed),
+            Bytes(free)
+        ))
+        .in_file(folder.work())
+        .hint("make space, or give an output on another file system")),
+        _ => Ok(()),
+    }
+}
+
+/// The shards must be at the end what they were when their headers were read.
+fn check_unchanged(plan: &ConversionPlan) -> Result<()> {
+    for shard in &plan.shards {
+        let path = plan.snapshot.join(&shard.name);
+        let now = ShardFile::of(&path).map_err(|e| Error::io(&path, "look at", e))?;
+        if (now.size, now.modified_ns) != (shard.size, shard.modified_ns) {
+            return Err(Error::mismatch("the file changed while it was converted")
+                .in_file(path)
+                .hint("wait until nothing writes to the snapshot, then run this with --force"));
+        }
+    }
+    Ok(())
+}
+
+fn write_the_rest(
+    plan: &ConversionPlan,
+    dir: &Path,
+    mut files: Vec<FileRecord>,
+) -> Result<Manifest> {
+    for file in &plan.small {
+        files.push(write_file(&dir.join(file.name), &file.bytes)?);
+    }
+    let manifest = plan.manifest(files);
+    write_file(&dir.join(MANIFEST_FILE), manifest.to_text().as_bytes())?;
+    write_file(&dir.join(SUMS_FILE), manifest.sums().as_bytes())?;
+    Ok(manifest)
+}

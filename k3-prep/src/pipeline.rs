@@ -1,0 +1,251 @@
+//! Dense tensors from the shards to the files of a container, in bounded memory.
+//!
+//! Several files are written at once, each by a thread that reads a block of rows, has it
+//! quantized by the pool, hashes and writes it. While one thread waits for the disk or
+//! hashes, the pool works for another. Memory is a few blocks per thread, and the scales of
+//! one matrix; the bytes written do not depend on the number of threads.
+
+use std::path::Path;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::thread;
+
+use half::bf16;
+use k3_formats::container::manifest::FileRecord;
+use k3_formats::container::writer::DenseWriter;
+use k3_formats::quant::MatrixFormat;
+use k3_formats::{Error, Result};
+use rayon::ThreadPool;
+use safetensors::Dtype;
+
+use crate::output;
+use crate::plan::{ConversionPlan, DenseFile, PlannedTensor};
+use crate::problems::Lines;
+use crate::progress::Progress;
+use crate::quantize::{self, Outliers};
+use crate::shard_reader::ShardReader;
+
+/// Bytes read at a time: long enough for a disk, short enough to stay in a cache.
+const BLOCK: usize = 4 << 20;
+
+/// Most files written at once: more would only take memory.
+const MOST_WRITERS: usize = 16;
+
+/// The dense part of a conversion.
+pub(crate) struct Pipeline<'a> {
+    pub(crate) plan: &'a ConversionPlan,
+    /// Folder to write to.
+    pub(crate) dir: &'a Path,
+    /// Quantizes.
+    pub(crate) pool: &'a ThreadPool,
+    pub(crate) progress: &'a Progress,
+}
+
+impl Pipeline<'_> {
+    /// Writes the dense files numbered in `todo` and calls `finished` with each one's record
+    /// as it is complete. Stops at the first error.
+    pub(crate) fn run(
+        &self,
+        mut todo: Vec<usize>,
+        finished: impl FnMut(FileRecord) -> Result<()> + Send,
+    ) -> Result<()> {
+        // The longest first, so that none is left alone at the end.
+        todo.sort_by_key(|&i| std::cmp::Reverse(self.plan.dense[i].source_bytes()));
+        let state = State {
+            next: AtomicUsize::new(0),
+            stop: AtomicBool::new(false),
+            error: Mutex::new(None),
+            finished: Mutex::new(finished),
+            outliers: Mutex::new(Lines::default()),
+        };
+        let writers = self.pool.current_num_threads().min(MOST_WRITERS).min(todo.len());
+        thread::scope(|scope| {
+            for _ in 0..writers {
+                scope.spawn(|| self.work(&todo, &state));
+            }
+        });
+        for line in lock(&state.outliers).clone().into_lines() {
+            output::warn(line);
+        }
+        match lock(&state.error).take() {
+            Some(error) => Err(error),
+            None => Ok(()),
+        }
+    }
+
+    fn work<F: FnMut(FileRecord) -> Result<()>>(&self, todo: &[usize], state: &State<F>) {
+        while !state.stop.load(Ordering::Relaxed) {
+            let Some(&file) = todo.get(state.next.fetch_add(1, Ordering::Relaxed)) else { return };
+            let written = FileWork { pipeline: self, stop: &state.stop, outliers: &state.outliers }
+                .write(&self.plan.dense[file]);
+            let outcome = match written {
+                Ok(record) => lock(&state.finished)(record),
+                Err(Halt::Stopped) => return,
+                Err(Halt::Failed(error)) => Err(error),
+            };
+            if let Err(error) = outcome {
+                state.stop.store(true, Ordering::Relaxed);
+                lock(&state.error).get_or_insert(error);
+            }
+        }
+    }
+}
+
+struct State<F> {
+    next: AtomicUsize,
+    stop: AtomicBool,
+    error: Mutex<Option<Error>>,
+    finished: Mutex<F>,
+    outliers: Mutex<Lines>,
+}
+
+/// Why a file was not written to its end.
+enum Halt {
+    /// Another thread has failed.
+    Stopped,
+    Failed(Error),
+}
+
+impl From<Error> for Halt {
+    fn from(error: Error) -> Self {
+        Self::Failed(error)
+    }
+}
+
+/// A panic in another thread ends the scope anyway.
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+}
+
+/// One thread's work on one file.
+struct FileWork<'a> {
+    pipeline: &'a Pipeline<'a>,
+    stop: &'a AtomicBool,
+    outliers: &'a Mutex<Lines>,
+}
+
+impl FileWork<'_> {
+    fn write(&self, file: &DenseFile) -> Result<FileRecord, Halt> {
+        let path = self.pipeline.dir.join(&file.name);
+        let mut writer = DenseWriter::create(&path, file.layout.clone())?;
+        let mut source: Option<(usize, ShardReader)> = None;
+        for tensor in &file.tensors {
+            let reader = match source.take() {
+                Some((shard, reader)) if shard == tensor.shard => reader,
+                _ => ShardReader::open(&self.shard_path(tensor))?,
+            };
+            match tensor.format {
+                Some(format) => self.quantized(tensor, format, &reader, &mut writer)?,
+                None => self.unchanged(tensor, &reader, &mut writer)?,
+            }
+            source = Some((tensor.shard, reader));
+        }
+        Ok(writer.finish()?)
+    }
+
+    fn shard_path(&self, tensor: &PlannedTensor) -> std::path::PathBuf {
+        self.pipeline.plan.snapshot.join(&self.pipeline.plan.shards[tensor.shard].name)
+    }
+
+    fn quantized(
+        &self,
+        tensor: &PlannedTensor,
+        format: MatrixFormat,
+        reader: &ShardReader,
+        writer: &mut DenseWriter,
+    ) -> Result<(), Halt> {
+        let (rows, cols) = tensor.spec.matrix_dims().expect("only matrices are quantized");
+        let (code_bytes, row_scales) =
+            (format.code_bytes_per_row(cols), format.scales_per_row(cols));
+        let at_once = (BLOCK / (2 * cols)).clamp(1, rows);
+        let mut weights = vec![bf16::ZERO; at_once * cols];
+        let mut codes = vec![0; at_once * code_bytes];
+        let mut scales = vec![0.0; rows * row_scales];
+        let mut outliers = Outliers::default();
+        writer.tensor(Some(format.name()), |sink| {
+            for row in (0..rows).step_by(at_once) {
+                let n = at_once.min(rows - row);
+                let weights = &mut weights[..n * cols];
+                let codes = &mut codes[..n * code_bytes];
+                let scales = &mut scales[row * row_scales..][..n * row_scales];
+                self.read(tensor, reader, 2 * row * cols, bytemuck::cast_slice_mut(weights))?;
+                let found = self
+                    .pipeline
+                    .pool
+                    .install(|| quantize::quantize(format, cols, weights, codes, scales))
+                    .map_err(|at| self.not_finite(tensor, (row + at.row) * cols + at.col))?;
+                outliers.add(found, row);
+                sink.write(codes)?;
+            }
+            Ok::<_, Halt>(())
+        })?;
+        self.report(tensor, outliers);
+        writer.tensor(None, |sink| sink.write(bytemuck::cast_slice(&scales)))?;
+        Ok(())
+    }
+
+    fn unchanged(
+        &self,
+        tensor: &PlannedTensor,
+        reader: &ShardReader,
+        writer: &mut DenseWriter,
+    ) -> Result<(), Halt> {
+        let bytes = usize::try_from(tensor.spec.bytes()).expect("it fits the layout");
+        // f32s are a valid home for both types, alignment included.
+        let mut block = vec![0.0_f32; BLOCK.min(bytes).div_ceil(4)];
+        writer.tensor(None, |sink| {
+            for at in (0..bytes).step_by(BLOCK) {
+                let block = bytemuck::cast_slice_mut(&mut block);
+                let block = &mut block[..BLOCK.min(bytes - at)];
+                self.read(tensor, reader, at, block)?;
+                let (bad, width) = match tensor.spec.dtype {
+                    Dtype::F32 => (quantize::first_non_finite_f32(bytemuck::cast_slice(block)), 4),
+                    _ => (quantize::first_non_finite_bf16(bytemuck::cast_slice(block)), 2),
+                };
+                if let Some(i) = bad {
+                    return Err(self.not_finite(tensor, at / width + i).into());
+                }
+                sink.write(block)?;
+            }
+            Ok(())
+        })
+    }
+
+    /// Reads the part of a tensor that begins at byte `at`, and asks for the next one.
+    fn read(
+        &self,
+        tensor: &PlannedTensor,
+        reader: &ShardReader,
+        at: usize,
+        block: &mut [u8],
+    ) -> Result<(), Halt> {
+        if self.stop.load(Ordering::Relaxed) {
+            return Err(Halt::Stopped);
+        }
+        let offset = tensor.offset + at as u64;
+        let next = offset + block.len() as u64;
+        reader.read_once(block, offset).map_err(|e| e.item(tensor.spec.name.clone()))?;
+        reader.soon(next, BLOCK as u64);
+        self.pipeline.progress.add(block.len() as u64);
+        Ok(())
+    }
+
+    fn not_finite(&self, tensor: &PlannedTensor, element: usize) -> Error {
+        let cols = tensor.spec.shape.last().copied().unwrap_or(1).max(1);
+        let (row, col) = (element / cols, element % cols);
+        Error::malformed(format!("the weight in row {row}, column {col} is NaN or infinite"))
+            .item(tensor.spec.name.clone())
+            .in_file(self.shard_path(tensor))
+            .hint("the file is damaged, or was never right; check it against its published digest")
+    }
+
+    fn report(&self, tensor: &PlannedTensor, outliers: Outliers) {
+        let Some(worst) = outliers.worst else { return };
+        lock(self.outliers).add(|| {
+            format!(
+                "{}: {} rows have an outlier; the largest weight of row {} is {:.3e} times the rest",
+                tensor.spec.name, outliers.rows, worst.row, worst.ratio
+            )
+        });
+    }
+}

@@ -1,0 +1,212 @@
+//! What a conversion will write: a pure function of the snapshot's headers, its small
+//! files and the recipe. It can be printed, tested and executed; executing decides nothing.
+
+use std::path::{Path, PathBuf};
+
+use k3_formats::config::ModelConfig;
+use k3_formats::container::layout::Layout;
+use k3_formats::container::manifest::{FORMAT_VERSION, FileRecord, Manifest, ShardRecord};
+use k3_formats::container::{EXPERT_TABLE_FILE, TOKENIZER_FILE, dense_file_name, stored_tensors};
+use k3_formats::quant::MatrixFormat;
+use k3_formats::recipe::Recipe;
+use k3_formats::snapshot::{Snapshot, Source};
+use k3_formats::tensor_name::TensorSpec;
+use k3_formats::tokenizer::Tokenizer;
+use k3_formats::{Error, Result, text_file};
+
+use crate::inventory::Inventory;
+use crate::problems::Problems;
+
+mod summary;
+
+pub use summary::{ClassTotals, PlanSummary};
+
+/// Longest small file that is copied, in bytes; the release's have a few thousand.
+const MAX_SMALL: u64 = 4 << 20;
+
+/// Small files of the snapshot that go along; the second says whether they must be there.
+const COPIED: [(&str, bool); 3] =
+    [("config.json", true), ("generation_config.json", false), ("tokenizer_config.json", true)];
+
+/// Everything that a conversion will write.
+#[derive(Debug)]
+pub struct ConversionPlan {
+    /// How the matrices are quantized.
+    pub recipe: Recipe,
+    /// The model.
+    pub config: ModelConfig,
+    /// Repository and revision, where the layout tells.
+    pub source: Source,
+    /// Absolute path of the snapshot's folder.
+    pub snapshot: PathBuf,
+    /// The source shards, and what they were when the plan was made.
+    pub shards: Vec<ShardRecord>,
+    /// The dense files in execution order.
+    pub dense: Vec<DenseFile>,
+    /// The other files, in the order the manifest lists them.
+    pub small: Vec<SmallFile>,
+    /// Tensors that a text runtime does not need.
+    pub left_out: Vec<String>,
+    /// Experts whose six tensors are not one run.
+    pub scattered_experts: usize,
+    /// What is odd, but no obstacle.
+    pub warnings: Vec<String>,
+}
+
+/// One dense file to be written.
+#[derive(Debug)]
+pub struct DenseFile {
+    /// Name in the container.
+    pub name: String,
+    /// Header and offsets.
+    pub layout: Layout,
+    /// Its tensors in file order; a quantized one becomes two of the layout's.
+    pub tensors: Vec<PlannedTensor>,
+}
+
+impl DenseFile {
+    /// Bytes to read for it.
+    pub fn source_bytes(&self) -> u64 {
+        self.tensors.iter().map(|t| t.spec.bytes()).sum()
+    }
+}
+
+/// One tensor of the snapshot and what becomes of it.
+#[derive(Debug)]
+pub struct PlannedTensor {
+    /// Name, type and shape.
+    pub spec: TensorSpec,
+    /// The format it is quantized to, or `None` if it passes through unchanged.
+    pub format: Option<MatrixFormat>,
+    /// Number of its shard.
+    pub shard: usize,
+    /// Offset of its data in the shard file.
+    pub offset: u64,
+}
+
+/// A file whose bytes are known when the plan is made.
+#[derive(Debug)]
+pub struct SmallFile {
+    /// Name in the container.
+    pub name: &'static str,
+    /// Contents.
+    pub bytes: Vec<u8>,
+}
+
+impl ConversionPlan {
+    /// Plans the conversion of a snapshot.
+    ///
+    /// # Errors
+    /// Lists everything that is missing or unfit; nothing has been written.
+    pub fn new(snapshot: &Snapshot, recipe: &Recipe) -> Result<Self> {
+        let mut problems = Problems::default();
+        let inventory = Inventory::take(snapshot, &mut problems);
+        let small = small_files(snapshot, &mut problems);
+        let what = format!("{} cannot be converted", snapshot.dir.display());
+        let Some(inventory) = inventory else {
+            return Err(problems.into_error(&what).expect("an inventory fails with a problem"));
+        };
+        if let Some(error) = problems.into_error(&what) {
+            return Err(error);
+        }
+        let scattered_experts = inventory.experts.scattered();
+        let table = inventory.experts.encode(inventory.shards.len());
+        let mut all_small = vec![SmallFile { name: EXPERT_TABLE_FILE, bytes: table }];
+        all_small.extend(small);
+        Ok(Self {
+            recipe: recipe.clone(),
+            config: snapshot.config.clone(),
+            source: snapshot.source(),
+            snapshot: absolute(&snapshot.dir)?,
+            shards: inventory.shards,
+            dense: dense_files(inventory.dense, recipe)?,
+            small: all_small,
+            left_out: inventory.vision,
+            scattered_experts,
+            warnings: inventory.warnings,
+        })
+    }
+
+    /// The manifest of the finished container, given the records of its files.
+    pub fn manifest(&self, files: Vec<FileRecord>) -> Manifest {
+        Manifest {
+            format_version: FORMAT_VERSION,
+            tool: crate::TOOL.to_owned(),
+            recipe: self.recipe.clone(),
+            source: self.source.clone(),
+            snapshot: self.snapshot.to_str().unwrap_or_default().to_owned(),
+            shards: self.shards.clone(),
+            files,
+            left_out: self.left_out.clone(),
+        }
+    }
+
+    /// Bytes of all files, the manifest and the sums not counted.
+    pub fn output_bytes(&self) -> u64 {
+        let dense: u64 = self.dense.iter().map(|f| f.layout.file_size()).sum();
+        dense + self.small.iter().map(|f| f.bytes.len() as u64).sum::<u64>()
+    }
+
+    /// Bytes of dense tensors to be read.
+    pub fn source_bytes(&self) -> u64 {
+        self.dense.iter().map(DenseFile::source_bytes).sum()
+    }
+}
+
+/// Whether a container has a file of this name whose bytes the plan knows.
+pub(crate) fn is_small_file(name: &str) -> bool {
+    [EXPERT_TABLE_FILE, TOKENIZER_FILE].contains(&name) || COPIED.iter().any(|c| c.0 == name)
+}
+
+/// The path with links resolved, so that it means the same from another working folder.
+fn absolute(dir: &Path) -> Result<PathBuf> {
+    fs_err::canonicalize(dir).map_err(|e| Error::io(dir, "resolve", e))
+}
+
+fn dense_files(tensors: Vec<(TensorSpec, usize, u64)>, recipe: &Recipe) -> Result<Vec<DenseFile>> {
+    let mut files: Vec<(String, Vec<PlannedTensor>)> = Vec::new();
+    for (spec, shard, offset) in tensors {
+        let name = dense_file_name(&spec);
+        // BF16 is how a matrix already is: nothing is done to it.
+        let format = recipe.format_of(&spec)?.filter(|&f| f != MatrixFormat::Bf16);
+        let tensor = PlannedTensor { spec, format, shard, offset };
+        match files.last_mut() {
+            Some((last, tensors)) if *last == name => tensors.push(tensor),
+            _ => files.push((name, vec![tensor])),
+        }
+    }
+    let file = |(name, tensors): (String, Vec<PlannedTensor>)| {
+        let placed: Vec<_> =
+            tensors.iter().flat_map(|t| stored_tensors(&t.spec, t.format)).collect();
+        Ok(DenseFile { layout: Layout::new(&placed)?, name, tensors })
+    };
+    files.into_iter().map(file).collect()
+}
+
+fn small_files(snapshot: &Snapshot, problems: &mut Problems) -> Vec<SmallFile> {
+    let mut files = Vec::new();
+    match tokenizer_files(snapshot) {
+        Ok(made) => files.extend(made),
+        Err(error) => problems.add(&error),
+    }
+    for (name, required) in COPIED {
+        let path = snapshot.file(name);
+        match text_file::read_bytes(&path, MAX_SMALL) {
+            Ok(bytes) => files.push(SmallFile { name, bytes }),
+            Err(_) if !required && path.symlink_metadata().is_err() => {}
+            // The tokenizer's reader has named it already.
+            Err(_) if name == "tokenizer_config.json" => {}
+            Err(error) => problems.add(&error),
+        }
+    }
+    files
+}
+
+fn tokenizer_files(snapshot: &Snapshot) -> Result<Vec<SmallFile>> {
+    let tokenizer = Tokenizer::from_snapshot_files(
+        &snapshot.file("tiktoken.model"),
+        &snapshot.file("tokenizer_config.json"),
+        snapshot.config.base_vocab(),
+    )?;
+    Ok(vec![SmallFile { name: TOKENIZER_FILE, bytes: tokenizer.write_prepared() }])
+}

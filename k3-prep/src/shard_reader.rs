@@ -1,0 +1,154 @@
+//! Positioned reads of the source shards: short reads and interruptions are handled, and
+//! the page cache is left to others.
+
+use std::io::{self, ErrorKind};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+use k3_formats::{Error, Result};
+
+/// Reads at an offset; may return less than asked, as `pread` does.
+pub(crate) trait ReadAt {
+    /// Fills the start of `buf` from `offset` and returns how many bytes that were.
+    ///
+    /// # Errors
+    /// As the operating system says.
+    fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<usize>;
+}
+
+impl ReadAt for fs_err::File {
+    fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<usize> {
+        self.file().read_at(buf, offset)
+    }
+}
+
+/// Fills all of `buf` from `offset`.
+///
+/// # Errors
+/// The operating system's, or `UnexpectedEof` where the file ends too early.
+pub(crate) fn read_exact_at(
+    file: &(impl ReadAt + ?Sized),
+    mut buf: &mut [u8],
+    mut offset: u64,
+) -> io::Result<()> {
+    while !buf.is_empty() {
+        match file.read_at(buf, offset) {
+            Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
+            Ok(n) => {
+                buf = &mut buf[n..];
+                offset += n as u64;
+            }
+            Err(e) if e.kind() == ErrorKind::Interrupted => {}
+            Err(e) => return Err(e),
+        }
+    }
+    Ok(())
+}
+
+/// One shard, open for reading once from front to back.
+pub(crate) struct ShardReader {
+    file: fs_err::File,
+    path: PathBuf,
+}
+
+impl ShardReader {
+    pub(crate) fn open(path: &Path) -> Result<Self> {
+        let file = fs_err::File::open(path).map_err(|e| Error::io(path, "open", e))?;
+        advise(&file, 0, 0, Use::Sequential);
+        Ok(Self { file, path: path.to_path_buf() })
+    }
+
+    /// Fills `buf` from `offset` and lets the kernel forget those pages.
+    pub(crate) fn read_once(&self, buf: &mut [u8], offset: u64) -> Result<()> {
+        read_exact_at(&self.file, buf, offset).map_err(|e| match e.kind() {
+            ErrorKind::UnexpectedEof => Error::mismatch(format!(
+                "the file became shorter: nothing to read between {offset} and {}",
+                offset + buf.len() as u64
+            ))
+            .in_file(&self.path)
+            .hint("something else writes to the snapshot; wait for it, then run this again"),
+            _ => Error::io(&self.path, &format!("read {} bytes at {offset}", buf.len()), e),
+        })?;
+        advise(&self.file, offset, buf.len() as u64, Use::Over);
+        Ok(())
+    }
+
+    /// Asks the kernel to read ahead.
+    pub(crate) fn soon(&self, offset: u64, len: u64) {
+        advise(&self.file, offset, len, Use::Soon);
+    }
+}
+
+enum Use {
+    Sequential,
+    Soon,
+    Over,
+}
+
+#[cfg(target_os = "linux")]
+fn advise(file: &fs_err::File, offset: u64, len: u64, how: Use) {
+    use rustix::fs::Advice;
+    let advice = match how {
+        Use::Sequential => Advice::Sequential,
+        Use::Soon => Advice::WillNeed,
+        Use::Over => Advice::DontNeed,
+    };
+    // A hint: where it is refused, reading works all the same.
+    let _ = rustix::fs::fadvise(file.file(), offset, std::num::NonZeroU64::new(len), advice);
+}
+
+#[cfg(not(target_os = "linux"))]
+fn advise(_: &fs_err::File, _: u64, _: u64, _: Use) {}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use super::*;
+
+    /// Gives at most three bytes a call and is interrupted every other time.
+    struct Stuttering<'a>(&'a [u8], Cell<u32>);
+
+    impl ReadAt for Stuttering<'_> {
+        fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<usize> {
+            self.1.set(self.1.get() + 1);
+            if self.1.get() % 2 == 1 {
+                return Err(ErrorKind::Interrupted.into());
+            }
+            let rest = &self.0[usize::try_from(offset).unwrap().min(self.0.len())..];
+            let n = buf.len().min(rest.len()).min(3);
+            buf[..n].copy_from_slice(&rest[..n]);
+            Ok(n)
+        }
+    }
+
+    struct Broken;
+
+    impl ReadAt for Broken {
+        fn read_at(&self, _: &mut [u8], _: u64) -> io::Result<usize> {
+            Err(io::Error::from_raw_os_error(5))
+        }
+    }
+
+    #[test]
+    fn short_and_interrupted_reads_are_completed() {
+        let data: Vec<u8> = (0..40).collect();
+        let file = Stuttering(&data, Cell::new(0));
+        let mut buf = [0; 30];
+        read_exact_at(&file, &mut buf, 7).unwrap();
+        assert_eq!(buf, data[7..37]);
+        let e = read_exact_at(&file, &mut buf, 11).unwrap_err();
+        assert_eq!(e.kind(), ErrorKind::UnexpectedEof);
+        assert_eq!(read_exact_at(&Broken, &mut buf, 0).unwrap_err().raw_os_error(), Some(5));
+    }
+
+    #[test]
+    fn a_file_that_shrank_is_named() {
+        let tmp = tempfile::tempdir().unwrap();
+        let path = tmp.path().join("a.safetensors");
+        fs_err::write(&path, [1; 10]).unwrap();
+        let reader = ShardReader::open(&path).unwrap();
+        let e = reader.read_once(&mut [0; 8], 4).unwrap_err().to_string();
+        assert!(e.contains("a.safetensors: the file became shorter"), "{e}");
+    }
+}
