@@ -9,14 +9,24 @@ mod act8;
 mod activations;
 mod exact;
 mod isa;
+mod kda;
 mod matrix;
+mod norm;
+mod vecmath;
 
 use k3_formats::{Error, Result};
 
 pub use self::activations::{Activations, Forms, INT8_GROUP};
+#[cfg(target_arch = "x86_64")]
+use self::isa::avx2::Avx2;
+#[cfg(target_arch = "x86_64")]
+use self::isa::avx512::Avx512;
 use self::isa::portable::Portable;
 use self::isa::{Isa, Task};
+pub use self::kda::{KdaHead, KdaHeadWeights};
 pub use self::matrix::{Matrix, Weights};
+pub use self::norm::{MAX_ENTRIES, Weight};
+pub use self::vecmath::Situ;
 use crate::parallel::Columns;
 
 /// How activations enter a product.
@@ -36,6 +46,12 @@ pub struct Kernels(Set);
 
 #[derive(Debug, Clone, Copy)]
 enum Set {
+    #[cfg(target_arch = "x86_64")]
+    Avx512Vnni(Avx512<true>),
+    #[cfg(target_arch = "x86_64")]
+    Avx512(Avx512<false>),
+    #[cfg(target_arch = "x86_64")]
+    Avx2(Avx2),
     Portable(Portable),
 }
 
@@ -47,7 +63,18 @@ impl Kernels {
 
     /// All sets this CPU has, fastest first.
     pub fn available() -> impl Iterator<Item = Self> {
-        [Some(Set::Portable(Portable))].into_iter().flatten().map(Self)
+        [
+            #[cfg(target_arch = "x86_64")]
+            Avx512::detect().map(Set::Avx512Vnni),
+            #[cfg(target_arch = "x86_64")]
+            Avx512::detect().map(Set::Avx512),
+            #[cfg(target_arch = "x86_64")]
+            Avx2::detect().map(Set::Avx2),
+            Some(Set::Portable(Portable)),
+        ]
+        .into_iter()
+        .flatten()
+        .map(Self)
     }
 
     /// The set called `name`.
@@ -65,15 +92,19 @@ impl Kernels {
     /// Its name, as [`Kernels::by_name`] takes it.
     pub fn name(self) -> &'static str {
         match self.0 {
+            #[cfg(target_arch = "x86_64")]
+            Set::Avx512Vnni(_) => "avx512-vnni",
+            #[cfg(target_arch = "x86_64")]
+            Set::Avx512(_) => "avx512",
+            #[cfg(target_arch = "x86_64")]
+            Set::Avx2(_) => "avx2",
             Set::Portable(_) => "portable",
         }
     }
 
     /// Whether sums are fused (rounded once per step); sets that are give equal bits.
     pub fn is_fused(self) -> bool {
-        match self.0 {
-            Set::Portable(_) => false,
-        }
+        !matches!(self.0, Set::Portable(_))
     }
 
     /// `out[t, r] = Σ_c matrix[r, c] * x[t, c]`; `x: [tokens, cols]`, `out: [tokens, rows]`.
@@ -95,6 +126,12 @@ impl Kernels {
 
     fn run<T: Task>(self, task: T) -> T::Output {
         match self.0 {
+            #[cfg(target_arch = "x86_64")]
+            Set::Avx512Vnni(isa) => isa.run(task),
+            #[cfg(target_arch = "x86_64")]
+            Set::Avx512(isa) => isa.run(task),
+            #[cfg(target_arch = "x86_64")]
+            Set::Avx2(isa) => isa.run(task),
             Set::Portable(isa) => isa.run(task),
         }
     }

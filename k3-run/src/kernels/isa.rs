@@ -7,7 +7,12 @@
 //! multiply-add. The portable set rounds the product first and may differ in last bits.
 
 use half::bf16;
+use k3_formats::mxfp4;
 
+#[cfg(target_arch = "x86_64")]
+pub(super) mod avx2;
+#[cfg(target_arch = "x86_64")]
+pub(super) mod avx512;
 pub(super) mod portable;
 
 /// A kernel with its arguments, to be compiled once for each instruction set.
@@ -35,9 +40,27 @@ pub(super) trait Isa: Copy + Send + Sync {
     fn splat(self, x: f32) -> Self::F;
     fn load(self, from: &[f32; 16]) -> Self::F;
     fn store(self, x: Self::F, to: &mut [f32; 16]);
+    fn add(self, a: Self::F, b: Self::F) -> Self::F;
+    fn sub(self, a: Self::F, b: Self::F) -> Self::F;
     fn mul(self, a: Self::F, b: Self::F) -> Self::F;
+    fn div(self, a: Self::F, b: Self::F) -> Self::F;
+    /// `a` where it is less, else `b`; so a NaN in `b` stays.
+    fn min(self, a: Self::F, b: Self::F) -> Self::F;
+    /// `a` where it is greater, else `b`; so a NaN in `b` stays.
+    fn max(self, a: Self::F, b: Self::F) -> Self::F;
+    fn abs(self, x: Self::F) -> Self::F;
+    /// Magnitude of `x`, which is not negative, with the sign of `sign`.
+    fn copysign(self, x: Self::F, sign: Self::F) -> Self::F;
+    /// `yes` where the sign bit of `x` is set, else `no`.
+    fn if_negative(self, x: Self::F, yes: Self::F, no: Self::F) -> Self::F;
+    /// Nearest integer, half to even, for magnitudes below 2^22.
+    fn round(self, x: Self::F) -> Self::F;
+    /// `2^n` for integers -126..=127.
+    fn exp2(self, n: Self::F) -> Self::F;
     /// `a * b + c`, rounded once where the set can.
     fn mul_add(self, a: Self::F, b: Self::F, c: Self::F) -> Self::F;
+    /// Elements `4l..4l + 4`, one vector for each of the four places.
+    fn deinterleave(self, from: &[f32; 64]) -> [Self::F; 4];
     /// Sum of the lanes: lane l with l + 8, then l + 4, l + 2, l + 1.
     fn sum(self, x: Self::F) -> f32;
 
@@ -79,3 +102,14 @@ pub(super) const E2M1_OFFSET: u8 = 12;
 
 /// Doubled E2M1 values plus [`E2M1_OFFSET`].
 pub(super) const E2M1_CODES: [u8; 16] = [12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0];
+
+/// Value of each E8M0 scale.
+static E8M0: [f32; 256] = {
+    let mut values = [0.0; 256];
+    let mut code = 0;
+    while code < 256 {
+        values[code] = mxfp4::scale(code as u8);
+        code += 1;
+    }
+    values
+};

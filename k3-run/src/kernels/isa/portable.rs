@@ -1,6 +1,8 @@
 //! Plain Rust for any CPU. The compiler vectorizes most of it with what the build's
 //! baseline has.
 
+use std::array;
+
 use half::bf16;
 use k3_formats::mxfp4;
 
@@ -45,6 +47,79 @@ impl Isa for Portable {
         a
     }
 
+    #[inline(always)]
+    fn add(self, mut a: Self::F, b: Self::F) -> Self::F {
+        for l in 0..16 {
+            a[l] += b[l];
+        }
+        a
+    }
+
+    #[inline(always)]
+    fn sub(self, mut a: Self::F, b: Self::F) -> Self::F {
+        for l in 0..16 {
+            a[l] -= b[l];
+        }
+        a
+    }
+
+    #[inline(always)]
+    fn div(self, mut a: Self::F, b: Self::F) -> Self::F {
+        for l in 0..16 {
+            a[l] /= b[l];
+        }
+        a
+    }
+
+    #[inline(always)]
+    fn min(self, mut a: Self::F, b: Self::F) -> Self::F {
+        for l in 0..16 {
+            a[l] = if a[l] < b[l] { a[l] } else { b[l] };
+        }
+        a
+    }
+
+    #[inline(always)]
+    fn max(self, mut a: Self::F, b: Self::F) -> Self::F {
+        for l in 0..16 {
+            a[l] = if a[l] > b[l] { a[l] } else { b[l] };
+        }
+        a
+    }
+
+    #[inline(always)]
+    fn abs(self, x: Self::F) -> Self::F {
+        x.map(f32::abs)
+    }
+
+    #[inline(always)]
+    fn copysign(self, mut x: Self::F, sign: Self::F) -> Self::F {
+        for l in 0..16 {
+            x[l] = x[l].copysign(sign[l]);
+        }
+        x
+    }
+
+    #[inline(always)]
+    fn if_negative(self, mut x: Self::F, yes: Self::F, no: Self::F) -> Self::F {
+        for l in 0..16 {
+            x[l] = if x[l].is_sign_negative() { yes[l] } else { no[l] };
+        }
+        x
+    }
+
+    /// Adding 1.5 * 2^23 leaves no bits for a fraction.
+    #[inline(always)]
+    fn round(self, x: Self::F) -> Self::F {
+        const SHIFT: f32 = 12_582_912.0;
+        x.map(|x| x + SHIFT - SHIFT)
+    }
+
+    #[inline(always)]
+    fn exp2(self, n: Self::F) -> Self::F {
+        n.map(|n| f32::from_bits(((n as i32 + 127) as u32) << 23))
+    }
+
     /// Unfused: without the instruction, a fused one is a slow library call.
     #[inline(always)]
     fn mul_add(self, a: Self::F, b: Self::F, mut c: Self::F) -> Self::F {
@@ -52,6 +127,11 @@ impl Isa for Portable {
             c[l] += a[l] * b[l];
         }
         c
+    }
+
+    #[inline(always)]
+    fn deinterleave(self, from: &[f32; 64]) -> [Self::F; 4] {
+        array::from_fn(|place| array::from_fn(|l| from[4 * l + place]))
     }
 
     #[inline(always)]
@@ -175,11 +255,11 @@ impl Isa for Portable {
 
     #[inline(always)]
     fn halves(self, scales: &[f32; 2]) -> Self::F {
-        std::array::from_fn(|l| scales[l / 8])
+        array::from_fn(|l| scales[l / 8])
     }
 
     #[inline(always)]
     fn e8m0_quarters(self, scales: &[u8; 4]) -> Self::F {
-        std::array::from_fn(|l| 0.5 * mxfp4::scale(scales[l / 4]))
+        array::from_fn(|l| 0.5 * mxfp4::scale(scales[l / 4]))
     }
 }

@@ -1,0 +1,355 @@
+//! AVX2 with FMA (Haswell and later, all of Zen): 16 lanes are two registers.
+#![allow(unsafe_code)] // intrinsics, whose instructions the token vouches for
+
+use std::arch::x86_64::*;
+
+use half::bf16;
+
+use super::{E2M1_CODES, E8M0, Isa, Task};
+
+/// Proof that this CPU has AVX2 and FMA.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Avx2 {
+    detected: (),
+}
+
+impl Avx2 {
+    /// The token, if the CPU has both. The list must be that of [`run`].
+    pub(crate) fn detect() -> Option<Self> {
+        let all = is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma");
+        all.then_some(Self { detected: () })
+    }
+
+    /// Low and high nibbles of 16 bytes.
+    #[inline(always)]
+    fn split(self, packed: &[u8; 16]) -> (__m128i, __m128i) {
+        // SAFETY: the token proves AVX2; the load reads the 16 bytes it is given.
+        unsafe {
+            let (packed, mask) = (_mm_loadu_si128(packed.as_ptr().cast()), _mm_set1_epi8(15));
+            (_mm_and_si128(packed, mask), _mm_and_si128(_mm_srli_epi16::<4>(packed), mask))
+        }
+    }
+
+    /// 16 signed bytes times `scale`.
+    #[inline(always)]
+    fn scaled(self, codes: __m128i, scale: f32) -> [__m256; 2] {
+        // SAFETY: the token proves AVX2.
+        unsafe {
+            let (low, high) = (codes, _mm_unpackhi_epi64(codes, codes));
+            let scale = _mm256_set1_ps(scale);
+            [low, high]
+                .map(|codes| _mm256_mul_ps(_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(codes)), scale))
+        }
+    }
+}
+
+#[target_feature(enable = "avx2,fma")]
+fn run<T: Task>(isa: Avx2, task: T) -> T::Output {
+    task.run(isa)
+}
+
+/// A lane-wise operation on both registers.
+macro_rules! both {
+    (|$($x:ident),+| $operation:expr) => {
+        // SAFETY: see the impl.
+        unsafe { [{ $(let $x = $x[0];)+ $operation }, { $(let $x = $x[1];)+ $operation }] }
+    };
+}
+
+// SAFETY of all blocks below: the token proves that the CPU has AVX2 and FMA; loads and
+// stores go through references to arrays of exactly the bytes they touch.
+impl Isa for Avx2 {
+    type F = [__m256; 2];
+    type I = [__m256i; 2];
+    type B = [__m256i; 2];
+
+    const WIDE: bool = false;
+
+    #[inline(always)]
+    fn run<T: Task>(self, task: T) -> T::Output {
+        let Self { detected: () } = self;
+        // SAFETY: the token proves all features of `run`.
+        unsafe { run(self, task) }
+    }
+
+    #[inline(always)]
+    fn splat(self, x: f32) -> Self::F {
+        // SAFETY: see the impl.
+        unsafe { [_mm256_set1_ps(x); 2] }
+    }
+
+    #[inline(always)]
+    fn load(self, from: &[f32; 16]) -> Self::F {
+        let (from, _) = from.as_chunks::<8>();
+        // SAFETY: see the impl.
+        unsafe { [_mm256_loadu_ps(from[0].as_ptr()), _mm256_loadu_ps(from[1].as_ptr())] }
+    }
+
+    #[inline(always)]
+    fn store(self, x: Self::F, to: &mut [f32; 16]) {
+        let (to, _) = to.as_chunks_mut::<8>();
+        // SAFETY: see the impl.
+        unsafe {
+            _mm256_storeu_ps(to[0].as_mut_ptr(), x[0]);
+            _mm256_storeu_ps(to[1].as_mut_ptr(), x[1]);
+        }
+    }
+
+    #[inline(always)]
+    fn add(self, a: Self::F, b: Self::F) -> Self::F {
+        both!(|a, b| _mm256_add_ps(a, b))
+    }
+
+    #[inline(always)]
+    fn sub(self, a: Self::F, b: Self::F) -> Self::F {
+        both!(|a, b| _mm256_sub_ps(a, b))
+    }
+
+    #[inline(always)]
+    fn mul(self, a: Self::F, b: Self::F) -> Self::F {
+        both!(|a, b| _mm256_mul_ps(a, b))
+    }
+
+    #[inline(always)]
+    fn div(self, a: Self::F, b: Self::F) -> Self::F {
+        both!(|a, b| _mm256_div_ps(a, b))
+    }
+
+    #[inline(always)]
+    fn min(self, a: Self::F, b: Self::F) -> Self::F {
+        both!(|a, b| _mm256_min_ps(a, b))
+    }
+
+    #[inline(always)]
+    fn max(self, a: Self::F, b: Self::F) -> Self::F {
+        both!(|a, b| _mm256_max_ps(a, b))
+    }
+
+    #[inline(always)]
+    fn abs(self, x: Self::F) -> Self::F {
+        both!(|x| _mm256_andnot_ps(_mm256_set1_ps(-0.0), x))
+    }
+
+    #[inline(always)]
+    fn copysign(self, x: Self::F, sign: Self::F) -> Self::F {
+        both!(|x, sign| _mm256_or_ps(x, _mm256_and_ps(sign, _mm256_set1_ps(-0.0))))
+    }
+
+    #[inline(always)]
+    fn if_negative(self, x: Self::F, yes: Self::F, no: Self::F) -> Self::F {
+        both!(|x, yes, no| _mm256_blendv_ps(no, yes, x))
+    }
+
+    #[inline(always)]
+    fn round(self, x: Self::F) -> Self::F {
+        both!(|x| _mm256_round_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(x))
+    }
+
+    #[inline(always)]
+    fn exp2(self, n: Self::F) -> Self::F {
+        both!(|n| {
+            let biased = _mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127));
+            _mm256_castsi256_ps(_mm256_slli_epi32::<23>(biased))
+        })
+    }
+
+    #[inline(always)]
+    fn mul_add(self, a: Self::F, b: Self::F, c: Self::F) -> Self::F {
+        both!(|a, b, c| _mm256_fmadd_ps(a, b, c))
+    }
+
+    #[inline(always)]
+    fn deinterleave(self, from: &[f32; 64]) -> [Self::F; 4] {
+        let (v, _) = from.as_chunks::<8>();
+        // SAFETY: see the impl.
+        unsafe {
+            let half = |first: usize| {
+                let v = [0, 1, 2, 3].map(|i: usize| _mm256_loadu_ps(v[first + i].as_ptr()));
+                // Within 128 bits: rows 0 and 4 of a 4 x 4 transposition side by side.
+                let (a, b) = (
+                    _mm256_permute2f128_ps::<0x20>(v[0], v[2]),
+                    _mm256_permute2f128_ps::<0x31>(v[0], v[2]),
+                );
+                let (c, d) = (
+                    _mm256_permute2f128_ps::<0x20>(v[1], v[3]),
+                    _mm256_permute2f128_ps::<0x31>(v[1], v[3]),
+                );
+                let (low, high) = (_mm256_unpacklo_ps(a, b), _mm256_unpackhi_ps(a, b));
+                let (low2, high2) = (_mm256_unpacklo_ps(c, d), _mm256_unpackhi_ps(c, d));
+                [
+                    _mm256_shuffle_ps::<0x44>(low, low2),
+                    _mm256_shuffle_ps::<0xee>(low, low2),
+                    _mm256_shuffle_ps::<0x44>(high, high2),
+                    _mm256_shuffle_ps::<0xee>(high, high2),
+                ]
+            };
+            let (first, second) = (half(0), half(4));
+            [0, 1, 2, 3].map(|place: usize| [first[place], second[place]])
+        }
+    }
+
+    #[inline(always)]
+    fn sum(self, x: Self::F) -> f32 {
+        // SAFETY: see the impl.
+        unsafe {
+            let x = _mm256_add_ps(x[0], x[1]);
+            let x = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps::<1>(x));
+            let x = _mm_add_ps(x, _mm_movehl_ps(x, x));
+            _mm_cvtss_f32(_mm_add_ss(x, _mm_movehdup_ps(x)))
+        }
+    }
+
+    #[inline(always)]
+    fn bf16(self, weights: &[bf16; 64]) -> [Self::F; 4] {
+        let (w, _) = weights.as_chunks::<8>();
+        // SAFETY: see the impl; a `bf16` is its 16 bits.
+        let widen = |i: usize| unsafe {
+            let bits = _mm256_cvtepu16_epi32(_mm_loadu_si128(w[i].as_ptr().cast()));
+            _mm256_castsi256_ps(_mm256_slli_epi32::<16>(bits))
+        };
+        [0, 2, 4, 6].map(|i| [widen(i), widen(i + 1)])
+    }
+
+    #[inline(always)]
+    fn int8(self, codes: &[i8; 64]) -> [Self::F; 4] {
+        let (codes, _) = codes.as_chunks::<8>();
+        // SAFETY: see the impl.
+        let widen = |i: usize| unsafe {
+            let codes = _mm_loadl_epi64(codes[i].as_ptr().cast());
+            _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(codes))
+        };
+        [0, 2, 4, 6].map(|i| [widen(i), widen(i + 1)])
+    }
+
+    #[inline(always)]
+    fn int4(self, packed: &[u8; 32], scale: f32) -> [Self::F; 4] {
+        let (halves, _) = packed.as_chunks::<16>();
+        // SAFETY: see the impl.
+        let centred = |nibbles| unsafe { _mm_sub_epi8(nibbles, _mm_set1_epi8(8)) };
+        let ((a, b), (c, d)) = (self.split(&halves[0]), self.split(&halves[1]));
+        [a, b, c, d].map(|nibbles| self.scaled(centred(nibbles), scale))
+    }
+
+    #[inline(always)]
+    fn mxfp4(self, packed: &[u8; 32], scales: &[u8; 2]) -> [Self::F; 4] {
+        let (halves, _) = packed.as_chunks::<16>();
+        // Twice the value is a small integer, half the scale is exact.
+        // SAFETY: see the impl.
+        let doubled = |nibbles| unsafe {
+            let table = _mm_loadu_si128(E2M1_DOUBLED.as_ptr().cast());
+            _mm_shuffle_epi8(table, nibbles)
+        };
+        let ((a, b), (c, d)) = (self.split(&halves[0]), self.split(&halves[1]));
+        let scales = scales.map(|code| 0.5 * E8M0[usize::from(code)]);
+        [
+            self.scaled(doubled(a), scales[0]),
+            self.scaled(doubled(b), scales[0]),
+            self.scaled(doubled(c), scales[1]),
+            self.scaled(doubled(d), scales[1]),
+        ]
+    }
+
+    #[inline(always)]
+    fn zero(self) -> Self::I {
+        // SAFETY: see the impl.
+        unsafe { [_mm256_setzero_si256(); 2] }
+    }
+
+    #[inline(always)]
+    fn sub_i(self, a: Self::I, b: Self::I) -> Self::I {
+        both!(|a, b| _mm256_sub_epi32(a, b))
+    }
+
+    #[inline(always)]
+    fn to_f32(self, x: Self::I) -> Self::F {
+        both!(|x| _mm256_cvtepi32_ps(x))
+    }
+
+    #[inline(always)]
+    fn splat_u8(self, x: u8) -> Self::B {
+        // SAFETY: see the impl.
+        unsafe { [_mm256_set1_epi8(x as i8); 2] }
+    }
+
+    #[inline(always)]
+    fn bytes(self, from: &[i8; 64]) -> Self::B {
+        let (from, _) = from.as_chunks::<32>();
+        // SAFETY: see the impl.
+        unsafe {
+            [
+                _mm256_loadu_si256(from[0].as_ptr().cast()),
+                _mm256_loadu_si256(from[1].as_ptr().cast()),
+            ]
+        }
+    }
+
+    #[inline(always)]
+    fn store_bytes(self, x: Self::B, to: &mut [i8; 64]) {
+        let (to, _) = to.as_chunks_mut::<32>();
+        // SAFETY: see the impl.
+        unsafe {
+            _mm256_storeu_si256(to[0].as_mut_ptr().cast(), x[0]);
+            _mm256_storeu_si256(to[1].as_mut_ptr().cast(), x[1]);
+        }
+    }
+
+    #[inline(always)]
+    fn nibbles(self, packed: &[u8; 64]) -> (Self::B, Self::B) {
+        let packed = self.bytes(&packed.map(|byte| byte as i8));
+        // SAFETY: see the impl.
+        let mask = unsafe { _mm256_set1_epi8(15) };
+        let low = both!(|packed| _mm256_and_si256(packed, mask));
+        let high = both!(|packed| _mm256_and_si256(_mm256_srli_epi16::<4>(packed), mask));
+        (low, high)
+    }
+
+    #[inline(always)]
+    fn e2m1(self, nibbles: Self::B) -> Self::B {
+        both!(|nibbles| {
+            let table = _mm_loadu_si128(E2M1_CODES.as_ptr().cast());
+            _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(table), nibbles)
+        })
+    }
+
+    #[inline(always)]
+    fn dot_small(self, acc: Self::I, u: Self::B, s: Self::B) -> Self::I {
+        // Two products of at most 32 * 128 cannot saturate 16 bits.
+        both!(|acc, u, s| {
+            let pairs = _mm256_maddubs_epi16(u, s);
+            _mm256_add_epi32(acc, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)))
+        })
+    }
+
+    #[inline(always)]
+    fn dot_int8_start(self, _x: Self::B) -> Self::I {
+        self.zero()
+    }
+
+    #[inline(always)]
+    fn dot_int8(self, start: Self::I, w: Self::B, x: Self::B) -> Self::I {
+        // |w| times x with w's sign: two products of at most 128 * 127 cannot saturate.
+        both!(|start, w, x| {
+            let pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(x, w));
+            _mm256_add_epi32(start, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)))
+        })
+    }
+
+    #[inline(always)]
+    fn halves(self, scales: &[f32; 2]) -> Self::F {
+        // SAFETY: see the impl.
+        scales.map(|scale| unsafe { _mm256_set1_ps(scale) })
+    }
+
+    #[inline(always)]
+    fn e8m0_quarters(self, scales: &[u8; 4]) -> Self::F {
+        let half = scales.map(|code| 0.5 * E8M0[usize::from(code)]);
+        // SAFETY: see the impl.
+        [0, 2].map(|i: usize| unsafe {
+            let (a, b) = (_mm_set1_ps(half[i]), _mm_set1_ps(half[i + 1]));
+            _mm256_insertf128_ps::<1>(_mm256_castps128_ps256(a), b)
+        })
+    }
+}
+
+/// Doubled E2M1 values.
+const E2M1_DOUBLED: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
