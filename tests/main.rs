@@ -2,5 +2,6 @@
 
 mod chat;
 mod real_vocab;
+mod run;
 mod support;
 mod synth;

@@ -2,6 +2,12 @@
 
 use std::path::{Path, PathBuf};
 
+use clap::Parser;
+use k3_formats::container::Container;
+use k3_formats::recipe::Recipe;
+use k3_formats::snapshot::Snapshot;
+use k3_prep::conversion::Conversion;
+use k3_prep::plan::ConversionPlan;
 use k3_prep::synth::{Dims, Preset, Routing, SynthOptions, write_snapshot};
 use tempfile::TempDir;
 
@@ -53,4 +59,40 @@ impl TinyK3 {
 /// Dimensions of the tiny preset with the fields of `json` in place of its own.
 pub(crate) fn tiny_with(json: &str) -> Dims {
     Preset::Tiny.dims().with_json(json).expect("fields of Dims")
+}
+
+/// Converts a snapshot as `k3-prep convert` does.
+pub(crate) fn convert(snapshot: &Path, out: &Path, recipe: &Recipe) {
+    let snapshot = Snapshot::open(snapshot).expect("a good snapshot");
+    let plan = ConversionPlan::new(&snapshot, recipe).expect("a complete snapshot");
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(2).build().expect("threads");
+    let on_file = &mut |_: &_| Ok(());
+    Conversion { force: false, pool: &pool, on_file }.run(&plan, out).expect("a conversion");
+}
+
+/// Bits for all families alike.
+pub(crate) fn recipe(bits: u32, mla_bits: u32, head_bits: u32) -> Recipe {
+    Recipe { bits, mla_bits, head_bits }
+}
+
+/// The trained demo snapshot.
+pub(crate) fn demo_snapshot() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/demo/snapshot")
+}
+
+/// Options of the engine as the command line gives them.
+pub(crate) fn engine_args(container: &Path, options: &[&str]) -> k3_run::cli::EngineArgs {
+    let container = container.to_str().expect("a UTF-8 path");
+    let fixed = ["k3-run", "info", container];
+    let args = fixed.iter().chain(options);
+    match k3_run::cli::Cli::parse_from(args).command {
+        k3_run::cli::Command::Info(info) => info.engine,
+        _ => unreachable!("info was asked for"),
+    }
+}
+
+/// An engine as the command line makes it, with f32 activations unless asked otherwise.
+pub(crate) fn engine<'a>(container: &'a Container, options: &[&str]) -> k3_run::engine::Engine<'a> {
+    let args = engine_args(&container.dir, options);
+    k3_run::open::engine(container, &args, k3_run::cli::Act8::Off).expect("an engine")
 }
