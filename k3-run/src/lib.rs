@@ -20,6 +20,7 @@ pub mod model;
 pub mod open;
 pub mod parallel;
 mod report;
+pub mod sampler;
 pub mod session;
 pub mod state;
 
