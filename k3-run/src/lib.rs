@@ -23,6 +23,7 @@ mod report;
 pub mod sampler;
 pub mod session;
 pub mod state;
+pub mod stop;
 
 /// Runs the program with these arguments (the first is its name) and returns its exit code.
 pub fn run(args: impl IntoIterator<Item = OsString>) -> ExitCode {
