@@ -21,6 +21,8 @@ pub struct Cli {
 /// One verb each.
 #[derive(Debug, Subcommand)]
 pub enum Command {
+    /// Continue a prompt and print the text as it comes.
+    Generate(GenerateArgs),
     /// Write the logits of every position of given tokens, for comparisons.
     Logits(LogitsArgs),
     /// Print the token ids of a text as JSON.
@@ -90,6 +92,70 @@ pub enum Act8 {
     /// In every quantized matrix.
     #[value(alias = "1")]
     On,
+}
+
+/// `k3-run generate`.
+#[derive(Debug, Args)]
+pub struct GenerateArgs {
+    #[command(flatten)]
+    pub engine: EngineArgs,
+
+    #[command(flatten)]
+    pub prompt: PromptArgs,
+
+    /// Most tokens to generate.
+    #[arg(short = 'n', long, value_name = "N", default_value_t = 256, value_parser = positive)]
+    pub tokens: usize,
+
+    /// Tokens there is room for, prompt included. Default: what prompt and -n need.
+    #[arg(long, value_name = "N", env = "K3_MAXT", value_parser = positive)]
+    pub context: Option<usize>,
+
+    /// 0 takes the most likely token, 1 samples as the model says.
+    #[arg(long, value_name = "T", default_value_t = 0.0, env = "COLI_TEMP")]
+    pub temperature: f64,
+
+    /// Keep the likeliest tokens whose probabilities add up to this.
+    #[arg(long, value_name = "P", default_value_t = 1.0)]
+    pub top_p: f64,
+
+    /// Keep this many of the likeliest tokens (0: all).
+    #[arg(long, value_name = "K", default_value_t = 0)]
+    pub top_k: usize,
+
+    /// Keep tokens at least this likely compared with the likeliest.
+    #[arg(long, value_name = "P", default_value_t = 0.0)]
+    pub min_p: f64,
+
+    /// Makes sampling repeatable. Default: different every time.
+    #[arg(long, value_name = "S")]
+    pub seed: Option<u64>,
+
+    /// Print text, or the ids one per line.
+    #[arg(long, value_enum, default_value_t = Print::Text)]
+    pub print: Print,
+}
+
+/// What `generate` prints.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Print {
+    /// Text as it comes.
+    Text,
+    /// Ids, one per line.
+    Ids,
+}
+
+/// Where tokens come from.
+#[derive(Debug, Args)]
+#[group(required = true, multiple = false)]
+pub struct PromptArgs {
+    /// The prompt; control tokens in it count as such.
+    #[arg(long, value_name = "TEXT")]
+    pub prompt: Option<String>,
+
+    /// Token ids separated by commas or spaces.
+    #[arg(long, value_name = "IDS", value_parser = ids)]
+    pub ids: Option<Ids>,
 }
 
 /// `k3-run logits`.

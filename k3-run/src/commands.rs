@@ -1,5 +1,6 @@
 //! One verb each: resolve options, call the library, print.
 
+mod generate;
 mod info;
 mod logits;
 mod tokenize;
@@ -12,6 +13,7 @@ use crate::cli::{Cli, Command};
 /// Whatever went wrong, with its hint.
 pub(crate) fn run(cli: &Cli) -> anyhow::Result<()> {
     match &cli.command {
+        Command::Generate(args) => generate::run(args),
         Command::Logits(args) => logits::run(args),
         Command::Tokenize(args) => tokenize::tokenize(args),
         Command::Detokenize(args) => tokenize::detokenize(args),

@@ -3,9 +3,9 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
-use k3_formats::Error;
 use k3_formats::container::Container;
 use k3_formats::tokenizer::Tokenizer;
+use k3_formats::{Error, text_file};
 
 use crate::cli::{Act8, EngineArgs};
 use crate::engine::Engine;
@@ -30,6 +30,28 @@ pub fn tokenizer(container: &Path) -> k3_formats::Result<Tokenizer> {
             .hint("give the folder that `k3-prep convert` wrote"));
     }
     Tokenizer::open_prepared(&path)
+}
+
+/// Ids that end a reply: what the config, `generation_config.json` and the tokenizer each
+/// call the end, since they do not agree in every download.
+///
+/// # Errors
+/// `generation_config.json` is there and not valid.
+pub fn stop_ids(container: &Container, tokenizer: &Tokenizer) -> k3_formats::Result<Vec<u32>> {
+    let mut ids = vec![container.config.eos];
+    ids.extend_from_slice(tokenizer.eos_ids());
+    let path = container.dir.join("generation_config.json");
+    if path.is_file() {
+        let text = text_file::read(&path, 1 << 20)?;
+        let value: serde_json::Value = serde_json::from_str(&text)
+            .map_err(|e| Error::malformed(format!("not valid JSON: {e}")).in_file(&path))?;
+        let eos = &value["eos_token_id"];
+        let listed = eos.as_array().map_or(std::slice::from_ref(eos), Vec::as_slice);
+        ids.extend(listed.iter().filter_map(|v| u32::try_from(v.as_u64()?).ok()));
+    }
+    ids.sort_unstable();
+    ids.dedup();
+    Ok(ids)
 }
 
 /// Builds the engine for `container`; `act8` is what the user's silence means.
