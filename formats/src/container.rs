@@ -286,6 +286,14 @@ impl Container {
         Ok(self.bytes(*place))
     }
 
+    /// A tensor's bytes as they are stored: codes of a quantized matrix, else its values.
+    ///
+    /// # Errors
+    /// The config implies no such tensor.
+    pub fn stored_bytes(&self, name: &str) -> Result<&[u8]> {
+        self.place(name).map(|(place, ..)| self.bytes(*place))
+    }
+
     /// Bytes of all dense files.
     pub fn dense_bytes(&self) -> u64 {
         self.files.iter().map(|f| f.len() as u64).sum()

@@ -92,6 +92,15 @@ impl Snapshot {
     /// No `config.json`, another model's config, an index that leaves the folder, or no
     /// weight file at all. A shard that is not there is no error here: see [`Shard::found`].
     pub fn open(path: &Path) -> Result<Self> {
+        Self::open_spread(path, &[])
+    }
+
+    /// Opens a snapshot whose shards lie in several folders: those that are not in the
+    /// first one are looked for in `others`.
+    ///
+    /// # Errors
+    /// As [`Snapshot::open`].
+    pub fn open_spread(path: &Path, others: &[PathBuf]) -> Result<Self> {
         let (dir, layout) = layout::resolve(path)?;
         let config = ModelConfig::read(&dir.join("config.json"))?;
         let index_path = dir.join(INDEX_FILE);
@@ -103,7 +112,18 @@ impl Snapshot {
             Some(index) => index.files().to_vec(),
             None => all_of_the_series(weight_files(&dir)?),
         };
-        let shards = names.into_iter().map(|name| find_shard(&dir, &layout, name)).collect();
+        let find = |name: String| {
+            let shard = find_shard(&dir, &layout, name);
+            let elsewhere = |dir: &PathBuf| {
+                let found = find_shard(dir, &Layout::of(dir), shard.name.clone());
+                found.found.is_ok().then_some(found)
+            };
+            match shard.found {
+                Ok(_) => shard,
+                Err(_) => others.iter().find_map(elsewhere).unwrap_or(shard),
+            }
+        };
+        let shards = names.into_iter().map(find).collect();
         Ok(Self { dir, layout, config, index, shards })
     }
 
@@ -185,6 +205,15 @@ fn all_of_the_series(names: Vec<String>) -> Vec<String> {
     let mut all: BTreeSet<String> = (1..=count).map(name).collect();
     all.extend(names);
     all.into_iter().collect()
+}
+
+/// The folder that the weights are in: `path` itself, or where a cache repository keeps
+/// the revision that `refs/main` names.
+///
+/// # Errors
+/// A cache repository with several revisions and no `refs/main`.
+pub fn weights_dir(path: &Path) -> Result<PathBuf> {
+    layout::revision_dir(path)
 }
 
 /// Shard names to their numbers.

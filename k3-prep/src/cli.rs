@@ -5,6 +5,8 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand};
 use k3_formats::recipe::Recipe;
 
+use crate::synth::{Preset, Routing};
+
 /// Offline checkpoint toolkit for Kimi K3: convert, verify, inspect.
 #[derive(Debug, Parser)]
 #[command(name = "k3-prep", version, about, max_term_width = 100)]
@@ -19,6 +21,10 @@ pub struct Cli {
 pub enum Command {
     /// Convert a Hugging Face snapshot into a container for k3-run
     Convert(ConvertArgs),
+    /// Check a container: structure, digests, and that the shards are still what they were
+    Verify(VerifyArgs),
+    /// Write a synthetic snapshot with true names, dtypes and shapes, to try the tools on
+    Synth(SynthArgs),
 }
 
 /// Arguments of `convert`.
@@ -44,6 +50,66 @@ pub struct ConvertArgs {
     /// Print the plan or the result as JSON
     #[arg(long)]
     pub json: bool,
+}
+
+/// Arguments of `verify`.
+#[derive(Debug, Args)]
+pub struct VerifyArgs {
+    /// Container to check
+    pub container: PathBuf,
+    /// The snapshot, if it is not where the manifest says; several for shards on several drives
+    #[arg(long, value_name = "DIR")]
+    pub snapshot: Vec<PathBuf>,
+    /// Also hash the whole shards and compare with the digests their publisher gave
+    #[arg(long)]
+    pub source: bool,
+    /// Also quantize sampled rows of every matrix again and compare
+    #[arg(long)]
+    pub rederive: bool,
+    /// Rows of each matrix that --rederive samples
+    #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..))]
+    pub rows: u32,
+    /// Seed of the sample
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub seed: u64,
+    /// Threads to hash with [default: all that this process may use]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    pub jobs: Option<u16>,
+    /// Print the result as JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Arguments of `synth`.
+#[derive(Debug, Args)]
+pub struct SynthArgs {
+    /// Folder to write, new or empty
+    #[arg(value_name = "OUT")]
+    pub out: PathBuf,
+    /// Dimensions to begin with
+    #[arg(long, value_enum, default_value = "tiny")]
+    pub preset: Preset,
+    /// Decoder layers
+    #[arg(long, value_name = "N")]
+    pub layers: Option<usize>,
+    /// Experts per layer
+    #[arg(long, value_name = "N")]
+    pub experts: Option<usize>,
+    /// Vocabulary, the 256 control tokens included
+    #[arg(long, value_name = "N")]
+    pub vocab: Option<usize>,
+    /// JSON file with dimensions to replace
+    #[arg(long, value_name = "FILE")]
+    pub dims: Option<PathBuf>,
+    /// How the routers choose
+    #[arg(long, value_enum, default_value = "flat")]
+    pub routing: Routing,
+    /// Seed of all values
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub seed: u64,
+    /// True headers and sizes, but holes for data
+    #[arg(long)]
+    pub sparse: bool,
 }
 
 /// Bits per weight, by family of matrices.

@@ -123,9 +123,8 @@ fn check_space(plan: &ConversionPlan, folder: &OutputFolder, done: &[FileRecord]
 
 /// The shards must be at the end what they were when their headers were read.
 fn check_unchanged(plan: &ConversionPlan) -> Result<()> {
-    for shard in &plan.shards {
-        let path = plan.snapshot.join(&shard.name);
-        let now = ShardFile::of(&path).map_err(|e| Error::io(&path, "look at", e))?;
+    for (shard, path) in plan.shards.iter().zip(&plan.shard_paths) {
+        let now = ShardFile::of(path).map_err(|e| Error::io(path, "look at", e))?;
         if (now.size, now.modified_ns) != (shard.size, shard.modified_ns) {
             return Err(Error::mismatch("the file changed while it was converted")
                 .in_file(path)

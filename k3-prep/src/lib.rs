@@ -5,6 +5,7 @@
 
 use std::process::ExitCode;
 
+mod block_reader;
 mod cli;
 mod commands;
 pub mod conversion;
@@ -17,24 +18,38 @@ pub mod plan;
 mod problems;
 mod progress;
 pub mod quantize;
-mod shard_reader;
+mod release;
 mod size;
 mod survey;
 pub mod synth;
+mod threads;
+pub mod verify;
 
-pub use cli::{Cli, Command, ConvertArgs, RecipeArgs};
+pub use cli::{Cli, Command, ConvertArgs, RecipeArgs, SynthArgs, VerifyArgs};
 
 /// Name and version in manifests and journals.
 pub const TOOL: &str = concat!("k3-prep ", env!("CARGO_PKG_VERSION"));
 
+/// Exit code of a verification that found a difference.
+const DIFFERENT: u8 = 1;
 /// Exit code of a command that could not do its work.
 const FAILED: u8 = 2;
 
+/// What a command concluded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Outcome {
+    /// All is well.
+    Good,
+    /// The command worked, and what it looked at is not as it should be.
+    Different,
+}
+
 /// Runs one command: results on stdout, everything else on stderr.
-/// Exit codes: 0 success, 2 could not run.
+/// Exit codes: 0 success, 1 a verification found a difference, 2 could not run.
 pub fn run(cli: Cli) -> ExitCode {
     match commands::run(cli) {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(Outcome::Good) => ExitCode::SUCCESS,
+        Ok(Outcome::Different) => ExitCode::from(DIFFERENT),
         Err(error) => {
             output::report_error(&error);
             ExitCode::from(FAILED)

@@ -18,15 +18,12 @@ use k3_formats::{Error, Result};
 use rayon::ThreadPool;
 use safetensors::Dtype;
 
+use crate::block_reader::{BLOCK, BlockReader, Pages};
 use crate::output;
 use crate::plan::{ConversionPlan, DenseFile, PlannedTensor};
 use crate::problems::Lines;
 use crate::progress::Progress;
 use crate::quantize::{self, Outliers};
-use crate::shard_reader::ShardReader;
-
-/// Bytes read at a time: long enough for a disk, short enough to stay in a cache.
-const BLOCK: usize = 4 << 20;
 
 /// Most files written at once: more would only take memory.
 const MOST_WRITERS: usize = 16;
@@ -128,11 +125,11 @@ impl FileWork<'_> {
     fn write(&self, file: &DenseFile) -> Result<FileRecord, Halt> {
         let path = self.pipeline.dir.join(&file.name);
         let mut writer = DenseWriter::create(&path, file.layout.clone())?;
-        let mut source: Option<(usize, ShardReader)> = None;
+        let mut source: Option<(usize, BlockReader)> = None;
         for tensor in &file.tensors {
             let reader = match source.take() {
                 Some((shard, reader)) if shard == tensor.shard => reader,
-                _ => ShardReader::open(&self.shard_path(tensor))?,
+                _ => BlockReader::open(self.shard_path(tensor), Pages::Drop)?,
             };
             match tensor.format {
                 Some(format) => self.quantized(tensor, format, &reader, &mut writer)?,
@@ -143,15 +140,15 @@ impl FileWork<'_> {
         Ok(writer.finish()?)
     }
 
-    fn shard_path(&self, tensor: &PlannedTensor) -> std::path::PathBuf {
-        self.pipeline.plan.snapshot.join(&self.pipeline.plan.shards[tensor.shard].name)
+    fn shard_path(&self, tensor: &PlannedTensor) -> &Path {
+        &self.pipeline.plan.shard_paths[tensor.shard]
     }
 
     fn quantized(
         &self,
         tensor: &PlannedTensor,
         format: MatrixFormat,
-        reader: &ShardReader,
+        reader: &BlockReader,
         writer: &mut DenseWriter,
     ) -> Result<(), Halt> {
         let (rows, cols) = tensor.spec.matrix_dims().expect("only matrices are quantized");
@@ -187,7 +184,7 @@ impl FileWork<'_> {
     fn unchanged(
         &self,
         tensor: &PlannedTensor,
-        reader: &ShardReader,
+        reader: &BlockReader,
         writer: &mut DenseWriter,
     ) -> Result<(), Halt> {
         let bytes = usize::try_from(tensor.spec.bytes()).expect("it fits the layout");
@@ -215,7 +212,7 @@ impl FileWork<'_> {
     fn read(
         &self,
         tensor: &PlannedTensor,
-        reader: &ShardReader,
+        reader: &BlockReader,
         at: usize,
         block: &mut [u8],
     ) -> Result<(), Halt> {
@@ -224,7 +221,7 @@ impl FileWork<'_> {
         }
         let offset = tensor.offset + at as u64;
         let next = offset + block.len() as u64;
-        reader.read_once(block, offset).map_err(|e| e.item(tensor.spec.name.clone()))?;
+        reader.read(block, offset).map_err(|e| e.item(tensor.spec.name.clone()))?;
         reader.soon(next, BLOCK as u64);
         self.pipeline.progress.add(block.len() as u64);
         Ok(())

@@ -41,6 +41,8 @@ pub struct ConversionPlan {
     pub snapshot: PathBuf,
     /// The source shards, and what they were when the plan was made.
     pub shards: Vec<ShardRecord>,
+    /// Where each of them is.
+    pub shard_paths: Vec<PathBuf>,
     /// The dense files in execution order.
     pub dense: Vec<DenseFile>,
     /// The other files, in the order the manifest lists them.
@@ -119,6 +121,7 @@ impl ConversionPlan {
             source: snapshot.source(),
             snapshot: absolute(&snapshot.dir)?,
             shards: inventory.shards,
+            shard_paths: snapshot.shards.iter().map(|s| s.path.clone()).collect(),
             dense: dense_files(inventory.dense, recipe)?,
             small: all_small,
             left_out: inventory.vision,

@@ -23,6 +23,11 @@ impl Lines {
         }
     }
 
+    /// Whether one of the lines shown is this one.
+    pub(crate) fn contains(&self, line: &str) -> bool {
+        self.shown.iter().any(|shown| shown == line)
+    }
+
     /// The lines, the last one saying how many are not shown.
     pub(crate) fn into_lines(mut self) -> Vec<String> {
         if self.count > self.shown.len() {

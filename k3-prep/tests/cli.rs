@@ -11,7 +11,9 @@ fn help_and_version_are_results() {
     let help = k3_prep(&["--help"]);
     assert!(help.status.success());
     let text = String::from_utf8(help.stdout).unwrap();
-    assert!(text.contains("  convert "), "{text}");
+    for verb in ["convert", "verify", "synth"] {
+        assert!(text.contains(&format!("  {verb} ")), "{text}");
+    }
     let version = k3_prep(&["--version"]);
     let text = String::from_utf8(version.stdout).unwrap();
     assert_eq!(text, concat!("k3-prep ", env!("CARGO_PKG_VERSION"), "\n"));

@@ -35,6 +35,27 @@ pub struct PublishedDigest {
 }
 
 impl Layout {
+    /// The layout of a folder, told by its name and its neighbours.
+    pub fn of(dir: &Path) -> Self {
+        // `..` in the path given would hide the names the layout shows in.
+        let full = fs_err::canonicalize(dir).unwrap_or_else(|_| dir.to_path_buf());
+        let name = |p: Option<&Path>| p?.file_name()?.to_str().map(str::to_owned);
+        let parent = full.parent();
+        if name(parent).as_deref() == Some("snapshots")
+            && let Some(repo) = name(parent.and_then(Path::parent))
+            && let Some(repo) = repo.strip_prefix("models--")
+            && let Some(revision) = name(Some(&full))
+        {
+            return Self::HfCache { repo: repo.replacen("--", "/", 1), revision };
+        }
+        if full.join(".cache/huggingface/download").is_dir() {
+            let metadata = download_metadata(&full, "config.json");
+            let revision = metadata.and_then(|m| m.lines().next().map(|l| l.trim().to_owned()));
+            return Self::LocalDir { revision };
+        }
+        Self::Plain
+    }
+
     /// Repository and revision.
     pub fn source(&self) -> Source {
         match self {
@@ -92,18 +113,22 @@ pub(super) fn resolve(path: &Path) -> Result<(PathBuf, Layout)> {
             .in_file(path)
             .hint("give the folder of the download: the one with config.json in it"));
     }
-    let dir = if path.join("snapshots").is_dir() && !path.join("config.json").exists() {
-        cached_revision(path)?
-    } else {
-        path.to_path_buf()
-    };
+    let dir = revision_dir(path)?;
     if dir.join("config.json").symlink_metadata().is_err() {
         return Err(Error::missing("no config.json in this folder")
             .in_file(&dir)
             .hint("give the folder of the download: the one with config.json in it"));
     }
-    let layout = layout_of(&dir);
+    let layout = Layout::of(&dir);
     Ok((dir, layout))
+}
+
+/// The folder of the revision, if `path` is a cache repository; else `path` itself.
+pub(super) fn revision_dir(path: &Path) -> Result<PathBuf> {
+    if path.join("snapshots").is_dir() && !path.join("config.json").exists() {
+        return cached_revision(path);
+    }
+    Ok(path.to_path_buf())
 }
 
 /// The snapshot that `refs/main` names, else the only one there is.
@@ -132,26 +157,6 @@ fn cached_revision(repo: &Path) -> Result<PathBuf> {
         .in_file(repo)
         .hint("give one of the folders under snapshots/")),
     }
-}
-
-fn layout_of(dir: &Path) -> Layout {
-    // `..` in the path given would hide the names the layout shows in.
-    let full = fs_err::canonicalize(dir).unwrap_or_else(|_| dir.to_path_buf());
-    let name = |p: Option<&Path>| p?.file_name()?.to_str().map(str::to_owned);
-    let parent = full.parent();
-    if name(parent).as_deref() == Some("snapshots")
-        && let Some(repo) = name(parent.and_then(Path::parent))
-        && let Some(repo) = repo.strip_prefix("models--")
-        && let Some(revision) = name(Some(&full))
-    {
-        return Layout::HfCache { repo: repo.replacen("--", "/", 1), revision };
-    }
-    if full.join(".cache/huggingface/download").is_dir() {
-        let metadata = download_metadata(&full, "config.json");
-        let revision = metadata.and_then(|m| m.lines().next().map(|l| l.trim().to_owned()));
-        return Layout::LocalDir { revision };
-    }
-    Layout::Plain
 }
 
 #[cfg(test)]

@@ -2,17 +2,19 @@
 
 use std::time::Instant;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use k3_formats::container::manifest::Manifest;
 use k3_formats::snapshot::Snapshot;
 use serde::Serialize;
 
+use crate::Outcome;
 use crate::cli::ConvertArgs;
 use crate::conversion::Conversion;
 use crate::folder::OutputFolder;
 use crate::output;
 use crate::plan::{ConversionPlan, PlanSummary};
 use crate::size::{Bytes, Span};
+use crate::threads;
 
 #[derive(Serialize)]
 struct Report<'a> {
@@ -24,9 +26,9 @@ struct Report<'a> {
     seconds: f64,
 }
 
-pub(super) fn run(args: &ConvertArgs) -> Result<()> {
+pub(super) fn run(args: &ConvertArgs) -> Result<Outcome> {
     let start = Instant::now();
-    let pool = thread_pool(args.jobs)?;
+    let pool = threads::pool(args.jobs)?;
     let snapshot = Snapshot::open(&args.snapshot)?;
     let plan = pool.install(|| ConversionPlan::new(&snapshot, &args.recipe.recipe()))?;
     let summary = plan.summary();
@@ -46,7 +48,8 @@ pub(super) fn run(args: &ConvertArgs) -> Result<()> {
         let conversion = Conversion { force: args.force, pool: &pool, on_file: &mut on_file };
         Some(conversion.run(&plan, &args.out)?)
     };
-    report(args, &summary, manifest.as_ref(), start)
+    report(args, &summary, manifest.as_ref(), start)?;
+    Ok(Outcome::Good)
 }
 
 fn report(
@@ -76,17 +79,4 @@ fn report(
     output::result(|w| {
         writeln!(w, "{out}: {} in {count} files, complete after {took}", Bytes(bytes))
     })
-}
-
-fn thread_pool(jobs: Option<u16>) -> Result<rayon::ThreadPool> {
-    let threads = match jobs {
-        Some(n) => usize::from(n),
-        // What this process may use: affinity and CPU quota count, not the machine's cores.
-        None => std::thread::available_parallelism().map_or(1, usize::from),
-    };
-    rayon::ThreadPoolBuilder::new()
-        .num_threads(threads)
-        .thread_name(|i| format!("quantize-{i}"))
-        .build()
-        .context("cannot start threads")
 }

@@ -1,5 +1,5 @@
-//! Positioned reads of the source shards: short reads and interruptions are handled, and
-//! the page cache is left to others.
+//! Positioned reads of large files in blocks: short reads and interruptions are handled,
+//! and what is read only once does not push other files out of the page cache.
 
 use std::io::{self, ErrorKind};
 use std::os::unix::fs::FileExt;
@@ -45,31 +45,70 @@ pub(crate) fn read_exact_at(
     Ok(())
 }
 
-/// One shard, open for reading once from front to back.
-pub(crate) struct ShardReader {
-    file: fs_err::File,
-    path: PathBuf,
+/// Bytes read at a time: long enough for a disk, short enough to stay in a cache.
+pub(crate) const BLOCK: usize = 4 << 20;
+
+/// What becomes of the pages that were read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Pages {
+    /// They stay in the page cache as long as there is room.
+    Keep,
+    /// The kernel may forget them at once.
+    Drop,
 }
 
-impl ShardReader {
-    pub(crate) fn open(path: &Path) -> Result<Self> {
-        let file = fs_err::File::open(path).map_err(|e| Error::io(path, "open", e))?;
+/// A file, open for reading from front to back.
+pub(crate) struct BlockReader {
+    file: fs_err::File,
+    path: PathBuf,
+    pages: Pages,
+}
+
+impl BlockReader {
+    pub(crate) fn open(path: &Path, pages: Pages) -> Result<Self> {
+        let file = fs_err::File::open(path).map_err(|e| match e.kind() {
+            ErrorKind::NotFound => Error::missing("no such file").in_file(path),
+            _ => Error::io(path, "open", e),
+        })?;
         advise(&file, 0, 0, Use::Sequential);
-        Ok(Self { file, path: path.to_path_buf() })
+        Ok(Self { file, path: path.to_path_buf(), pages })
     }
 
-    /// Fills `buf` from `offset` and lets the kernel forget those pages.
-    pub(crate) fn read_once(&self, buf: &mut [u8], offset: u64) -> Result<()> {
+    /// Size of the file in bytes.
+    pub(crate) fn size(&self) -> Result<u64> {
+        Ok(self.file.metadata().map_err(|e| Error::io(&self.path, "read the size of", e))?.len())
+    }
+
+    /// Calls `each` with all bytes of the file in order, a block at a time.
+    pub(crate) fn for_each_block(&self, mut each: impl FnMut(u64, &[u8])) -> Result<()> {
+        let size = self.size()?;
+        let mut block = vec![0; BLOCK.min(usize::try_from(size).unwrap_or(BLOCK))];
+        let mut at = 0;
+        while at < size {
+            let n = (block.len() as u64).min(size - at);
+            let block = &mut block[..n as usize];
+            self.read(block, at)?;
+            self.soon(at + n, BLOCK as u64);
+            each(at, block);
+            at += n;
+        }
+        Ok(())
+    }
+
+    /// Fills `buf` from `offset`.
+    pub(crate) fn read(&self, buf: &mut [u8], offset: u64) -> Result<()> {
         read_exact_at(&self.file, buf, offset).map_err(|e| match e.kind() {
             ErrorKind::UnexpectedEof => Error::mismatch(format!(
                 "the file became shorter: nothing to read between {offset} and {}",
                 offset + buf.len() as u64
             ))
             .in_file(&self.path)
-            .hint("something else writes to the snapshot; wait for it, then run this again"),
+            .hint("something else writes to it; wait for that to end, then run this again"),
             _ => Error::io(&self.path, &format!("read {} bytes at {offset}", buf.len()), e),
         })?;
-        advise(&self.file, offset, buf.len() as u64, Use::Over);
+        if self.pages == Pages::Drop {
+            advise(&self.file, offset, buf.len() as u64, Use::Over);
+        }
         Ok(())
     }
 
@@ -147,8 +186,8 @@ mod tests {
         let tmp = tempfile::tempdir().unwrap();
         let path = tmp.path().join("a.safetensors");
         fs_err::write(&path, [1; 10]).unwrap();
-        let reader = ShardReader::open(&path).unwrap();
-        let e = reader.read_once(&mut [0; 8], 4).unwrap_err().to_string();
+        let reader = BlockReader::open(&path, Pages::Drop).unwrap();
+        let e = reader.read(&mut [0; 8], 4).unwrap_err().to_string();
         assert!(e.contains("a.safetensors: the file became shorter"), "{e}");
     }
 }
