@@ -1,5 +1,9 @@
 //! Synthetic snapshots as other programs see them.
 
+use std::process::ExitCode;
+
+use clap::Parser as _;
+use k3_formats::config::{Attention, ModelConfig};
 use k3_formats::mxfp4;
 use safetensors::{Dtype, SafeTensors};
 
@@ -46,4 +50,23 @@ fn experts_have_the_statistics_of_real_ones() {
         let mean = values.iter().sum::<f32>() / values.len() as f32;
         assert!(mean.abs() < 0.01, "{matrix}: {mean}");
     }
+}
+
+#[test]
+fn the_command_writes_what_the_options_say() {
+    let dir = tempfile::tempdir().unwrap();
+    let out = dir.path().join("s");
+    let dims = dir.path().join("dims.json");
+    fs_err::write(&dims, r#"{"hidden": 128, "full_attn": [1]}"#).unwrap();
+    let cli = |more: &[&str]| {
+        let fixed = ["k3-prep", "synth", out.to_str().unwrap(), "--sparse"];
+        k3_prep::Cli::try_parse_from(fixed.iter().chain(more)).unwrap()
+    };
+    let options = ["--layers", "2", "--experts", "4", "--dims", dims.to_str().unwrap()];
+    assert_eq!(k3_prep::run(cli(&options)), ExitCode::SUCCESS);
+    let config = ModelConfig::read(&out.join("config.json")).unwrap();
+    assert_eq!((config.layers(), config.moe.experts, config.hidden), (2, 4, 128));
+    assert_eq!(config.attention, [Attention::Mla, Attention::Kda]);
+    // The folder is in use now.
+    assert_eq!(k3_prep::run(cli(&[])), ExitCode::from(2));
 }

@@ -89,7 +89,7 @@ pub struct SynthArgs {
     /// Dimensions to begin with
     #[arg(long, value_enum, default_value = "tiny")]
     pub preset: Preset,
-    /// Decoder layers
+    /// Decoder layers; fewer than the preset's keep the first part of its pattern
     #[arg(long, value_name = "N")]
     pub layers: Option<usize>,
     /// Experts per layer

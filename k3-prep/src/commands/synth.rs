@@ -1,5 +1,7 @@
 //! `k3-prep synth`
 
+use std::sync::OnceLock;
+
 use anyhow::{Context, Result};
 use k3_formats::{Error, text_file};
 
@@ -25,9 +27,15 @@ pub(super) fn run(args: &SynthArgs) -> Result<Outcome> {
         routing: args.routing,
         sparse: args.sparse,
     };
-    let progress = Progress::start("synth", synth::data_bytes(&options.dims)?);
-    let summary = write_snapshot(&args.out, &options, &|bytes| progress.add(bytes))?;
-    progress.finish();
+    let total = synth::data_bytes(&options.dims)?;
+    // Begun by the first bytes: an error before them is all there is to say.
+    let progress = OnceLock::new();
+    let summary = write_snapshot(&args.out, &options, &|bytes| {
+        progress.get_or_init(|| Progress::start("synth", total)).add(bytes);
+    })?;
+    if let Some(progress) = progress.into_inner() {
+        progress.finish();
+    }
     let what = if args.sparse { "holes for data" } else { "data" };
     output::result(|out| {
         writeln!(
