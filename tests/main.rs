@@ -5,3 +5,4 @@ mod real_vocab;
 mod run;
 mod support;
 mod synth;
+mod tokenizer;
