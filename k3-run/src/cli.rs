@@ -207,6 +207,10 @@ pub struct TextArgs {
     /// A UTF-8 file; `-` is stdin.
     #[arg(long, value_name = "FILE")]
     pub file: Option<PathBuf>,
+
+    /// A chat request in OpenAI's shape (JSON; `-` is stdin): the ids of its whole prompt.
+    #[arg(long, value_name = "FILE")]
+    pub chat: Option<PathBuf>,
 }
 
 /// `k3-run detokenize`.

@@ -7,13 +7,17 @@ use anyhow::Context;
 use k3_formats::Error;
 use k3_formats::tokenizer::Specials;
 
+use crate::chat;
 use crate::cli::{DetokenizeArgs, TextArgs, TokenizeArgs};
 use crate::open;
 
 pub(super) fn tokenize(args: &TokenizeArgs) -> anyhow::Result<()> {
     let tokenizer = open::tokenizer(&args.container)?;
     let specials = if args.specials { Specials::Recognize } else { Specials::Text };
-    let ids = tokenizer.encode(&read_text(&args.source)?, specials);
+    let ids = match &args.source.chat {
+        Some(path) => chat::encode_file(&tokenizer, path, chat::Defaults::PUBLISHED)?,
+        None => tokenizer.encode(&read_text(&args.source)?, specials),
+    };
     writeln!(std::io::stdout().lock(), "{}", serde_json::to_string(&ids)?)?;
     Ok(())
 }
