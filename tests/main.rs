@@ -1,8 +1,9 @@
 //! One test binary for what crosses crates.
 
 mod chat;
+mod convert;
 mod real_vocab;
 mod run;
 mod support;
 mod synth;
-mod tokenizer;
+mod verify;

@@ -6,6 +6,7 @@ use clap::Parser;
 use k3_formats::container::Container;
 use k3_formats::recipe::Recipe;
 use k3_formats::snapshot::Snapshot;
+use k3_prep::Talk;
 use k3_prep::conversion::Conversion;
 use k3_prep::plan::ConversionPlan;
 use k3_prep::synth::{Dims, Preset, Routing, SynthOptions, write_snapshot};
@@ -67,7 +68,9 @@ pub(crate) fn convert(snapshot: &Path, out: &Path, recipe: &Recipe) {
     let plan = ConversionPlan::new(&snapshot, recipe).expect("a complete snapshot");
     let pool = rayon::ThreadPoolBuilder::new().num_threads(2).build().expect("threads");
     let on_file = &mut |_: &_| Ok(());
-    Conversion { force: false, pool: &pool, on_file }.run(&plan, out).expect("a conversion");
+    Conversion { force: false, talk: Talk::Quiet, pool: &pool, on_file }
+        .run(&plan, out)
+        .expect("a conversion");
 }
 
 /// Bits for all families alike.

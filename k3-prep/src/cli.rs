@@ -11,6 +11,9 @@ use crate::synth::{Preset, Routing};
 #[derive(Debug, Parser)]
 #[command(name = "k3-prep", version, about, max_term_width = 100)]
 pub struct Cli {
+    /// Say nothing but results, warnings and errors
+    #[arg(short, long, global = true)]
+    pub quiet: bool,
     /// What to do.
     #[command(subcommand)]
     pub command: Command,
@@ -110,9 +113,6 @@ pub struct SynthArgs {
     /// True headers and sizes, but holes for data
     #[arg(long)]
     pub sparse: bool,
-    /// Write a container of that kind into OUT, and its snapshot into OUT.snapshot
-    #[arg(long, requires = "sparse")]
-    pub container: bool,
 }
 
 /// Bits per weight, by family of matrices.

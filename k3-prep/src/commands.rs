@@ -4,15 +4,17 @@ use anyhow::Result;
 
 use crate::Outcome;
 use crate::cli::{Cli, Command};
+use crate::progress::Talk;
 
 mod convert;
 mod synth;
 mod verify;
 
 pub(crate) fn run(cli: Cli) -> Result<Outcome> {
+    let talk = if cli.quiet { Talk::Quiet } else { Talk::Progress };
     match cli.command {
-        Command::Convert(args) => convert::run(&args),
-        Command::Verify(args) => verify::run(&args),
-        Command::Synth(args) => synth::run(&args),
+        Command::Convert(args) => convert::run(&args, talk),
+        Command::Verify(args) => verify::run(&args, talk),
+        Command::Synth(args) => synth::run(&args, talk),
     }
 }

@@ -8,18 +8,21 @@ use k3_formats::snapshot::ShardFile;
 use k3_formats::{Error, Result};
 use rayon::ThreadPool;
 
-use crate::folder::OutputFolder;
+use crate::folder::{OutputFolder, REPLACE};
+use crate::identity::Identity;
 use crate::journal::Journal;
 use crate::output;
 use crate::pipeline::Pipeline;
 use crate::plan::ConversionPlan;
-use crate::progress::Progress;
+use crate::progress::{Progress, Talk};
 use crate::size::Bytes;
 
 /// How a conversion is carried out; none of it changes a byte of the result.
 pub struct Conversion<'a> {
     /// Replace a container that is there already, and start over.
     pub force: bool,
+    /// Whether to say how far it is.
+    pub talk: Talk,
     /// Threads that quantize.
     pub pool: &'a ThreadPool,
     /// Called with every dense file that is complete; an error stops the conversion, which
@@ -27,15 +30,28 @@ pub struct Conversion<'a> {
     pub on_file: &'a mut (dyn FnMut(&FileRecord) -> Result<()> + Send),
 }
 
+/// A complete container.
+#[derive(Debug)]
+pub struct Converted {
+    /// Its manifest.
+    pub manifest: Manifest,
+    /// Whether it was there before.
+    pub before: bool,
+}
+
 impl Conversion<'_> {
-    /// Writes the container at `out`, or goes on with one that was begun.
+    /// Writes the container at `out`, or goes on with one that was begun, or finds that the
+    /// same one is there already.
     ///
     /// # Errors
-    /// `out` is in use or in the way, there is not enough space, a weight is NaN or
+    /// `out` is in use or another container is in the way, there is not enough space, a weight is NaN or
     /// infinite, the snapshot changed, or the disk refuses. What is done stays in
     /// `OUT.partial`.
-    pub fn run(self, plan: &ConversionPlan, out: &Path) -> Result<Manifest> {
+    pub fn run(self, plan: &ConversionPlan, out: &Path) -> Result<Converted> {
         let folder = OutputFolder::check(out, &plan.snapshot, self.force)?;
+        if let Some(manifest) = existing(plan, &folder)? {
+            return Ok(Converted { manifest, before: true });
+        }
         folder.create()?;
         let mut journal = Journal::lock(folder.work())?;
         if self.force {
@@ -44,7 +60,7 @@ impl Conversion<'_> {
         let done = trusted(plan, folder.work(), journal.resume(plan)?);
         folder.clear(|name| done.iter().any(|f| f.name == name))?;
         check_space(plan, &folder, &done)?;
-        if !done.is_empty() {
+        if !done.is_empty() && self.talk == Talk::Progress {
             output::say(format_args!(
                 "going on in {}: {} of {} dense files are done",
                 folder.work().display(),
@@ -56,7 +72,7 @@ impl Conversion<'_> {
         check_unchanged(plan)?;
         let manifest = write_the_rest(plan, folder.work(), dense)?;
         folder.publish()?;
-        Ok(manifest)
+        Ok(Converted { manifest, before: false })
     }
 
     fn dense_files(
@@ -76,7 +92,7 @@ impl Conversion<'_> {
         }
         let todo: Vec<usize> = (0..records.len()).filter(|&i| records[i].is_none()).collect();
         let bytes = todo.iter().map(|&i| plan.dense[i].source_bytes()).sum();
-        let progress = Progress::start("convert", bytes);
+        let progress = Progress::start("convert", bytes, self.talk);
         let pipeline = Pipeline { plan, dir: folder.work(), pool: self.pool, progress: &progress };
         let on_file = self.on_file;
         pipeline.run(todo, |record| {
@@ -89,6 +105,27 @@ impl Conversion<'_> {
         progress.finish();
         Ok(records.into_iter().flatten().collect())
     }
+}
+
+/// The container that is there already, if it is what the plan would make.
+///
+/// # Errors
+/// It is another one, or it is not whole.
+pub(crate) fn existing(plan: &ConversionPlan, folder: &OutputFolder) -> Result<Option<Manifest>> {
+    let Some(manifest) = folder.existing()? else { return Ok(None) };
+    let difference = Identity::of_container(&manifest).difference(&Identity::of(plan));
+    if let Some(difference) = difference {
+        let problem = format!("there is another container already: {difference}");
+        return Err(Error::mismatch(problem).in_file(folder.out()).hint(REPLACE));
+    }
+    for file in &manifest.files {
+        let path = folder.out().join(&file.name);
+        if !fs_err::metadata(&path).is_ok_and(|m| m.len() == file.size) {
+            let problem = format!("this container should have a file of {} bytes here", file.size);
+            return Err(Error::mismatch(problem).in_file(path).hint(REPLACE));
+        }
+    }
+    Ok(Some(manifest))
 }
 
 /// The recorded files that are there with the size they should have.

@@ -5,11 +5,15 @@ use std::ffi::OsString;
 use std::io::ErrorKind;
 use std::path::{Component, Path, PathBuf};
 
-use k3_formats::container::manifest::{MANIFEST_FILE, SUMS_FILE};
+use k3_formats::container::manifest::{MANIFEST_FILE, Manifest, SUMS_FILE};
 use k3_formats::container::writer::sync_dir;
 use k3_formats::{Error, Result};
 
 use crate::journal::JOURNAL_FILE;
+
+/// What to do about a container that is in the way.
+pub(crate) const REPLACE: &str =
+    "use --force to replace it once the new one is complete, or give another output";
 
 /// Where a container is made, and where it will be.
 #[derive(Debug, Clone)]
@@ -68,17 +72,25 @@ impl OutputFolder {
             return Ok(());
         }
         let container = there.is_dir() && self.out.join(MANIFEST_FILE).is_file();
-        match (container, self.replace) {
-            (true, true) => Ok(()),
-            (true, false) => Err(Error::unsupported("there is a container already")
-                .in_file(&self.out)
-                .hint("use --force to replace it once the new one is complete, or give another output")),
-            (false, _) => Err(Error::unsupported(
-                "exists already and is not a container, so it is left alone",
-            )
-            .in_file(&self.out)
-            .hint("give another output")),
+        if container {
+            return Ok(());
         }
+        Err(Error::unsupported("exists already and is not a container, so it is left alone")
+            .in_file(&self.out)
+            .hint("give another output"))
+    }
+
+    /// What the container says that is there already, unless it is to be replaced.
+    pub(crate) fn existing(&self) -> Result<Option<Manifest>> {
+        if self.replace || !self.out.join(MANIFEST_FILE).is_file() {
+            return Ok(None);
+        }
+        Manifest::read(&self.out).map(Some).map_err(|e| e.hint(REPLACE))
+    }
+
+    /// The folder that the container will be.
+    pub(crate) fn out(&self) -> &Path {
+        &self.out
     }
 
     /// Makes the work folder.

@@ -9,13 +9,12 @@ use std::io::{Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use k3_formats::container::manifest::{FORMAT_VERSION, FileRecord, ShardRecord};
-use k3_formats::digest::Digest;
-use k3_formats::recipe::Recipe;
+use k3_formats::container::manifest::FileRecord;
 use k3_formats::{Error, Result};
 use rustix::fs::FlockOperation;
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 
+use crate::identity::Identity;
 use crate::plan::ConversionPlan;
 
 /// Name of the journal in a work folder.
@@ -23,55 +22,6 @@ pub(crate) const JOURNAL_FILE: &str = "journal.jsonl";
 
 /// Longest journal that is read, in bytes: sixty times the release's.
 const MAX_JOURNAL: u64 = 64 << 20;
-
-const START_OVER: &str = "use --force to start over, or give the options it was begun with";
-
-/// What a conversion reads and how it converts: two with the same write the same bytes.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-struct Begun {
-    format_version: u32,
-    tool: String,
-    recipe: Recipe,
-    /// Digests of the files whose bytes the plan knows: config, tokenizer, expert table.
-    small: Vec<(String, Digest)>,
-    shards: Vec<ShardRecord>,
-}
-
-impl Begun {
-    fn of(plan: &ConversionPlan) -> Self {
-        let small = plan.small.iter().map(|f| (f.name.to_owned(), Digest::of(&f.bytes)));
-        Self {
-            format_version: FORMAT_VERSION,
-            tool: crate::TOOL.to_owned(),
-            recipe: plan.recipe.clone(),
-            small: small.collect(),
-            shards: plan.shards.clone(),
-        }
-    }
-
-    /// What differs between the run that began the work and this one.
-    fn difference(&self, now: &Self) -> Option<String> {
-        if self.tool != now.tool || self.format_version != now.format_version {
-            return Some(format!("begun by {}, this is {}", self.tool, now.tool));
-        }
-        if self.recipe != now.recipe {
-            return Some(format!("begun with {}, asked for {}", self.recipe, now.recipe));
-        }
-        let changed = |old: &ShardRecord| {
-            let new = now.shards.iter().find(|s| s.name == old.name);
-            (new != Some(old)).then(|| format!("{} is not what it was then", old.name))
-        };
-        if let Some(shard) = self.shards.iter().find_map(changed) {
-            return Some(format!("the snapshot has changed: {shard}"));
-        }
-        let small = self.small.iter().zip(&now.small).find(|(old, new)| old != new);
-        match small {
-            Some(((name, _), _)) => Some(format!("the snapshot has changed: {name} differs")),
-            None if self != now => Some("the snapshot has other files now".to_owned()),
-            None => None,
-        }
-    }
-}
 
 /// The open journal of a work folder, locked.
 #[derive(Debug)]
@@ -125,17 +75,17 @@ impl Journal {
         bytes.truncate(whole);
         self.cut(whole as u64)?;
         let mut lines = bytes.split(|&b| b == b'\n').filter(|line| !line.is_empty());
-        let now = Begun::of(plan);
+        let now = Identity::of(plan);
         let Some(first) = lines.next() else {
             self.append(&now)?;
             return Ok(Vec::new());
         };
-        let begun: Begun =
+        let begun: Identity =
             serde_json::from_slice(first).map_err(|e| self.damaged(&e.to_string()))?;
         if let Some(difference) = begun.difference(&now) {
             return Err(Error::mismatch(format!("cannot go on with this work: {difference}"))
                 .in_file(self.path.parent().unwrap_or(&self.path))
-                .hint(START_OVER));
+                .hint("use --force to start over, or give the options it was begun with"));
         }
         lines
             .map(|line| serde_json::from_slice(line).map_err(|e| self.damaged(&e.to_string())))

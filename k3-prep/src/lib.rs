@@ -10,6 +10,7 @@ mod cli;
 mod commands;
 pub mod conversion;
 mod folder;
+mod identity;
 mod inventory;
 mod journal;
 mod output;
@@ -22,12 +23,11 @@ mod release;
 mod size;
 mod survey;
 pub mod synth;
-mod threads;
-pub mod tokenizer_check;
-pub mod tokenizer_json;
+pub mod threads;
 pub mod verify;
 
 pub use cli::{Cli, Command, ConvertArgs, RecipeArgs, SynthArgs, VerifyArgs};
+pub use progress::Talk;
 
 /// Name and version in manifests and journals.
 pub const TOOL: &str = concat!("k3-prep ", env!("CARGO_PKG_VERSION"));

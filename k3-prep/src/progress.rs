@@ -10,6 +10,15 @@ use indicatif::{ProgressBar, ProgressStyle};
 use crate::output;
 use crate::size::{Bytes, Span};
 
+/// Whether long work says how far it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Talk {
+    /// A bar on a terminal, lines elsewhere.
+    Progress,
+    /// Nothing but warnings and errors.
+    Quiet,
+}
+
 /// Bytes done of a known total; shared by all threads of the work.
 pub(crate) struct Progress {
     what: &'static str,
@@ -18,13 +27,14 @@ pub(crate) struct Progress {
     /// Tenths done and time run at the last line, where there is no bar.
     said: Mutex<(u64, Duration)>,
     bar: Option<ProgressBar>,
+    talk: Talk,
     start: Instant,
 }
 
 impl Progress {
     /// Begins to show that `what` goes through `total` bytes.
-    pub(crate) fn start(what: &'static str, total: u64) -> Self {
-        let bar = std::io::stderr().is_terminal().then(|| {
+    pub(crate) fn start(what: &'static str, total: u64, talk: Talk) -> Self {
+        let bar = (talk == Talk::Progress && std::io::stderr().is_terminal()).then(|| {
             let bar = ProgressBar::new(total);
             let template = "{prefix} {wide_bar} {decimal_bytes} of {decimal_total_bytes}, \
                             {decimal_bytes_per_sec}, {eta} left";
@@ -34,7 +44,7 @@ impl Progress {
             bar.set_prefix(what);
             bar
         });
-        if bar.is_none() {
+        if bar.is_none() && talk == Talk::Progress {
             output::say(format_args!("{what}: {} to go", Bytes(total)));
         }
         Self {
@@ -43,6 +53,7 @@ impl Progress {
             done: AtomicU64::new(0),
             said: Mutex::default(),
             bar,
+            talk,
             start: Instant::now(),
         }
     }
@@ -75,7 +86,8 @@ impl Progress {
     /// ten lines.
     fn is_due(&self, tenth: u64, seconds: Duration) -> bool {
         let mut said = self.said.lock().unwrap_or_else(PoisonError::into_inner);
-        let due = tenth < 10
+        let due = self.talk == Talk::Progress
+            && tenth < 10
             && tenth > said.0
             && seconds.saturating_sub(said.1) >= Duration::from_secs(1);
         if due {
@@ -88,6 +100,9 @@ impl Progress {
     pub(crate) fn finish(self) {
         if let Some(bar) = &self.bar {
             bar.finish_and_clear();
+        }
+        if self.talk == Talk::Quiet {
+            return;
         }
         let (done, seconds) = (self.done.into_inner(), self.start.elapsed());
         let rate = done as f64 / seconds.as_secs_f64().max(1e-9);

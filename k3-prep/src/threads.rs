@@ -4,7 +4,10 @@ use anyhow::{Context, Result};
 
 /// A pool of `jobs` threads, or of as many as this process may use: affinity and CPU quota
 /// count, not the machine's cores.
-pub(crate) fn pool(jobs: Option<u16>) -> Result<rayon::ThreadPool> {
+///
+/// # Errors
+/// The system gives no threads.
+pub fn pool(jobs: Option<u16>) -> Result<rayon::ThreadPool> {
     let threads = match jobs {
         Some(n) => usize::from(n),
         None => std::thread::available_parallelism().map_or(1, usize::from),

@@ -15,6 +15,7 @@ use rayon::ThreadPool;
 use serde::Serialize;
 
 use crate::problems::Lines;
+use crate::progress::Talk;
 
 mod files;
 mod published;
@@ -36,6 +37,8 @@ pub struct Verification<'a> {
     pub source: bool,
     /// Quantize sampled rows again.
     pub rederive: Option<Sample>,
+    /// Whether to say how far it is.
+    pub talk: Talk,
     /// Threads that hash.
     pub pool: &'a ThreadPool,
 }

@@ -24,8 +24,7 @@ pub use buffer::{ExpertBuffer, ExpertShape};
 pub use shards::{DirectIo, ReadAt};
 
 use cache::{Cache, Key};
-use shards::Shards;
-pub(crate) use shards::{DIRECT_ALIGN, fill, open_direct};
+use shards::{DIRECT_ALIGN, Shards, fill};
 
 /// How experts are kept and read.
 #[derive(Debug, Clone)]

@@ -12,7 +12,6 @@ use clap::Parser;
 pub mod chat;
 pub mod cli;
 mod commands;
-pub mod dense;
 pub mod engine;
 pub mod experts;
 pub mod kernels;

@@ -3,16 +3,16 @@
 use std::time::Instant;
 
 use anyhow::Result;
-use k3_formats::container::manifest::Manifest;
 use k3_formats::snapshot::Snapshot;
 use serde::Serialize;
 
 use crate::Outcome;
 use crate::cli::ConvertArgs;
-use crate::conversion::Conversion;
+use crate::conversion::{self, Conversion, Converted};
 use crate::folder::OutputFolder;
 use crate::output;
 use crate::plan::{ConversionPlan, PlanSummary};
+use crate::progress::Talk;
 use crate::size::{Bytes, Span};
 use crate::threads;
 
@@ -26,40 +26,41 @@ struct Report<'a> {
     seconds: f64,
 }
 
-pub(super) fn run(args: &ConvertArgs) -> Result<Outcome> {
+pub(super) fn run(args: &ConvertArgs, talk: Talk) -> Result<Outcome> {
     let start = Instant::now();
     let pool = threads::pool(args.jobs)?;
     let snapshot = Snapshot::open(&args.snapshot)?;
     let plan = pool.install(|| ConversionPlan::new(&snapshot, &args.recipe.recipe()))?;
     let summary = plan.summary();
-    OutputFolder::check(&args.out, &plan.snapshot, args.force)?;
+    let folder = OutputFolder::check(&args.out, &plan.snapshot, args.force)?;
+    conversion::existing(&plan, &folder)?;
     if !args.json && args.dry_run {
         output::result(|out| writeln!(out, "{summary}"))?;
-    } else if !args.json {
+    } else if !args.json && talk == Talk::Progress {
         output::say(&summary);
     }
     for warning in &plan.warnings {
         output::warn(warning);
     }
     let mut on_file = |_: &_| Ok(());
-    let manifest = if args.dry_run {
+    let converted = if args.dry_run {
         None
     } else {
-        let conversion = Conversion { force: args.force, pool: &pool, on_file: &mut on_file };
+        let conversion = Conversion { force: args.force, talk, pool: &pool, on_file: &mut on_file };
         Some(conversion.run(&plan, &args.out)?)
     };
-    report(args, &summary, manifest.as_ref(), start)?;
+    report(args, &summary, converted.as_ref(), start)?;
     Ok(Outcome::Good)
 }
 
 fn report(
     args: &ConvertArgs,
     summary: &PlanSummary,
-    manifest: Option<&Manifest>,
+    converted: Option<&Converted>,
     start: Instant,
 ) -> Result<()> {
     let out = args.out.display();
-    let files = manifest.map_or(&[][..], |m| &m.files);
+    let files = converted.map_or(&[][..], |c| &c.manifest.files);
     let bytes = files.iter().map(|f| f.size).sum();
     if args.json {
         return output::json(&Report {
@@ -75,8 +76,10 @@ fn report(
         output::say("nothing was written");
         return Ok(());
     }
-    let (count, took) = (files.len() + 2, Span(start.elapsed()));
-    output::result(|w| {
-        writeln!(w, "{out}: {} in {count} files, complete after {took}", Bytes(bytes))
-    })
+    let (count, bytes) = (files.len() + 2, Bytes(bytes));
+    let state = match converted {
+        Some(converted) if converted.before => "was complete already".to_owned(),
+        _ => format!("complete after {}", Span(start.elapsed())),
+    };
+    output::result(|w| writeln!(w, "{out}: {bytes} in {count} files, {state}"))
 }

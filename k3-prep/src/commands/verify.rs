@@ -7,11 +7,12 @@ use anyhow::Result;
 use crate::Outcome;
 use crate::cli::VerifyArgs;
 use crate::output;
+use crate::progress::Talk;
 use crate::size::{Bytes, Thousands};
 use crate::threads;
 use crate::verify::{Report, Sample, Verification};
 
-pub(super) fn run(args: &VerifyArgs) -> Result<Outcome> {
+pub(super) fn run(args: &VerifyArgs, talk: Talk) -> Result<Outcome> {
     let pool = threads::pool(args.jobs)?;
     let sample = Sample { rows: args.rows as usize, seed: args.seed };
     let verification = Verification {
@@ -19,6 +20,7 @@ pub(super) fn run(args: &VerifyArgs) -> Result<Outcome> {
         snapshots: &args.snapshot,
         source: args.source,
         rederive: args.rederive.then_some(sample),
+        talk,
         pool: &pool,
     };
     let report = verification.run()?;

@@ -34,7 +34,8 @@ pub(super) fn check(
     for path in strangers {
         found.differs(&Error::mismatch("no record of this file").in_file(path));
     }
-    let progress = Progress::start("verify", manifest.files.iter().map(|f| f.size).sum());
+    let progress =
+        Progress::start("verify", manifest.files.iter().map(|f| f.size).sum(), verification.talk);
     let checked: Vec<_> = verification.pool.install(|| {
         let file = |record| check_file(verification, record, &progress);
         manifest.files.par_iter().map(file).collect()

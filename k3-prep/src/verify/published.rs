@@ -50,7 +50,7 @@ pub(super) fn check(
     if todo.is_empty() {
         return report;
     }
-    let progress = Progress::start("source", todo.iter().map(|p| p.size).sum());
+    let progress = Progress::start("source", todo.iter().map(|p| p.size).sum(), verification.talk);
     let outcomes: Vec<_> = verification
         .pool
         .install(|| todo.par_iter().map(|shard| shard_digest(&shard.path, &progress)).collect());
