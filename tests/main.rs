@@ -6,4 +6,5 @@ mod real_vocab;
 mod run;
 mod support;
 mod synth;
+mod tokenizer;
 mod verify;

@@ -1,10 +1,15 @@
 //! Synthetic snapshots as other programs see them.
 
+use std::os::unix::fs::MetadataExt;
 use std::process::ExitCode;
 
 use clap::Parser as _;
 use k3_formats::config::{Attention, ModelConfig};
+use k3_formats::container::Container;
+use k3_formats::container::manifest::{FileRecord, Manifest};
 use k3_formats::mxfp4;
+use k3_formats::quant::MatrixFormat;
+use k3_formats::tensor_name::head_name;
 use safetensors::{Dtype, SafeTensors};
 
 use crate::support::TinyK3;
@@ -69,4 +74,39 @@ fn the_command_writes_what_the_options_say() {
     assert_eq!(config.attention, [Attention::Mla, Attention::Kda]);
     // The folder is in use now.
     assert_eq!(k3_prep::run(cli(&[])), ExitCode::from(2));
+}
+
+#[test]
+fn a_sparse_container_is_one_in_everything_but_its_values() {
+    let dir = tempfile::tempdir().unwrap();
+    let out = dir.path().join("c");
+    let cli = |args: &[&str]| k3_prep::run(k3_prep::Cli::try_parse_from(args).unwrap());
+    let path = out.to_str().unwrap();
+    let synth = ["k3-prep", "synth", "--container", "--preset", "tiny", "--sparse", path];
+    assert_eq!(cli(&synth), ExitCode::SUCCESS);
+    assert_eq!(cli(&["k3-prep", "verify", path]), ExitCode::SUCCESS);
+    let container = Container::open(&out).unwrap();
+    let head = container.matrix(&head_name()).unwrap();
+    assert_eq!((head.rows, head.cols, head.format), (1024, 192, MatrixFormat::Int8Row));
+    assert!(head.codes.iter().all(|&code| code == 0));
+    assert_eq!(container.experts.entry(6, 11).run().unwrap().0, 6);
+    let on_disk = |name: &str| fs_err::metadata(out.join(name)).unwrap().blocks() * 512;
+    let dense = container.manifest.files.iter().filter(|f| !f.tensors.is_empty());
+    let (size, room) = dense.fold((0, 0), |sum, f| (sum.0 + f.size, sum.1 + on_disk(&f.name)));
+    assert!(room * 4 < size, "{room} of {size} bytes are on disk");
+    // A conversion of the same snapshot has the same names, sizes and formats.
+    let real = dir.path().join("real");
+    let snapshot = dir.path().join("c.snapshot");
+    let convert = ["k3-prep", "convert", snapshot.to_str().unwrap(), real.to_str().unwrap()];
+    assert_eq!(cli(&convert), ExitCode::SUCCESS);
+    let described = |manifest: &Manifest| {
+        let tensors = |f: &FileRecord| {
+            f.tensors.iter().map(|t| (t.name.clone(), t.format.clone())).collect::<Vec<_>>()
+        };
+        let file = |f: &FileRecord| (f.name.clone(), f.size, tensors(f));
+        manifest.files.iter().map(file).collect::<Vec<_>>()
+    };
+    let real = Container::open(&real).unwrap();
+    assert_eq!(described(&container.manifest), described(&real.manifest));
+    assert_eq!(container.manifest.shards, real.manifest.shards);
 }

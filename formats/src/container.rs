@@ -5,7 +5,9 @@
 //! and touches no matrix.
 
 use std::collections::HashMap;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use safetensors::Dtype;
 
@@ -80,6 +82,32 @@ pub struct StoredMatrix<'a> {
     pub scales: &'a [f32],
 }
 
+/// Where a dense matrix lies, for readers that do not map it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MatrixPlace {
+    /// Number of its file among [`Container::dense_files`].
+    pub file: usize,
+    /// Outputs.
+    pub rows: usize,
+    /// Inputs.
+    pub cols: usize,
+    /// How codes and scales are to be read.
+    pub format: MatrixFormat,
+    /// Bytes of the codes in the file, row after row; begin on a page.
+    pub codes: Range<u64>,
+    /// Bytes of the f32 scales in the file, row after row; empty for BF16.
+    pub scales: Range<u64>,
+}
+
+/// One dense file, open and mapped.
+#[derive(Debug)]
+pub struct DenseFile {
+    /// Where it is.
+    pub path: PathBuf,
+    /// All of it.
+    pub map: Arc<Mapping>,
+}
+
 #[derive(Debug, Clone, Copy)]
 struct Place {
     file: usize,
@@ -98,7 +126,7 @@ pub struct Container {
     pub config: ModelConfig,
     /// Where the experts are.
     pub experts: ExpertTable<MappedBytes>,
-    files: Vec<Mapping>,
+    files: Vec<DenseFile>,
     places: HashMap<String, (Place, Option<MatrixFormat>, TensorSpec)>,
     scales: HashMap<String, Place>,
 }
@@ -197,7 +225,8 @@ impl Container {
     }
 
     fn open_dense(&mut self, name: &str) -> Result<(usize, HashMap<String, Tensor>)> {
-        let map = Mapping::open(&self.dir.join(name))?;
+        let path = self.dir.join(name);
+        let map = Mapping::open(&path)?;
         let size = map.len() as u64;
         let damaged = || {
             Error::malformed("not a safetensors file")
@@ -219,7 +248,7 @@ impl Container {
         let length = usize::try_from(length).map_err(|_| damaged())?;
         let header = Header::parse(&map[8..8 + length], size)?;
         let number = self.files.len();
-        self.files.push(map);
+        self.files.push(DenseFile { path, map: Arc::new(map) });
         // The header was checked against the size of the mapping, so these fit a usize.
         let at = |offset: u64| (header.data_start + offset) as usize;
         let tensors = header.tensors.iter().map(|t| {
@@ -230,7 +259,7 @@ impl Container {
     }
 
     fn bytes(&self, place: Place) -> &[u8] {
-        &self.files[place.file][place.begin..place.end]
+        &self.files[place.file].map[place.begin..place.end]
     }
 
     fn place(&self, name: &str) -> Result<&(Place, Option<MatrixFormat>, TensorSpec)> {
@@ -244,21 +273,48 @@ impl Container {
     /// # Errors
     /// The config implies no such tensor, or it is no matrix.
     pub fn matrix(&self, name: &str) -> Result<StoredMatrix<'_>> {
+        let MatrixPlace { rows, cols, format, file, codes, scales } = self.matrix_place(name)?;
+        // Checked against the mapping when it was opened, so these fit a usize.
+        let bytes =
+            |range: Range<u64>| &self.files[file].map[range.start as usize..range.end as usize];
+        let scales = bytemuck::cast_slice(bytes(scales));
+        Ok(StoredMatrix { rows, cols, format, codes: bytes(codes), scales })
+    }
+
+    /// Where a matrix lies.
+    ///
+    /// # Errors
+    /// The config implies no such tensor, or it is no matrix.
+    pub fn matrix_place(&self, name: &str) -> Result<MatrixPlace> {
         let (place, format, spec) = self.place(name)?;
         let [rows, cols] = spec.shape[..] else {
             return Err(Error::mismatch("not a matrix").item(name).in_file(&self.dir));
         };
-        let scales: &[f32] = match self.scales.get(name) {
-            Some(&place) => bytemuck::cast_slice(self.bytes(place)),
-            None => &[],
-        };
-        Ok(StoredMatrix {
+        Ok(MatrixPlace {
+            file: place.file,
             rows,
             cols,
             format: format.unwrap_or(MatrixFormat::Bf16),
-            codes: self.bytes(*place),
-            scales,
+            codes: place.begin as u64..place.end as u64,
+            scales: match self.scales.get(name) {
+                Some(scales) => scales.begin as u64..scales.end as u64,
+                None => 0..0,
+            },
         })
+    }
+
+    /// The dense files, in the order a forward pass uses them.
+    pub fn dense_files(&self) -> &[DenseFile] {
+        &self.files
+    }
+
+    /// Bytes of the file that hold the vector or matrix `name`, codes only.
+    ///
+    /// # Errors
+    /// The config implies no such tensor.
+    pub fn tensor_place(&self, name: &str) -> Result<(usize, Range<u64>)> {
+        let (place, ..) = self.place(name)?;
+        Ok((place.file, place.begin as u64..place.end as u64))
     }
 
     /// A BF16 vector in place.
@@ -296,7 +352,7 @@ impl Container {
 
     /// Bytes of all dense files.
     pub fn dense_bytes(&self) -> u64 {
-        self.files.iter().map(|f| f.len() as u64).sum()
+        self.files.iter().map(|f| f.map.len() as u64).sum()
     }
 }
 

@@ -32,6 +32,16 @@ impl Hasher {
         self.0.update(bytes);
     }
 
+    /// Appends `count` zero bytes.
+    pub fn update_zeros(&mut self, mut count: u64) {
+        const ZEROS: [u8; 1 << 14] = [0; 1 << 14];
+        while count > 0 {
+            let n = count.min(ZEROS.len() as u64);
+            self.update(&ZEROS[..n as usize]);
+            count -= n;
+        }
+    }
+
     /// The digest of everything appended.
     pub fn finish(self) -> Digest {
         Digest(self.0.finalize().into())
@@ -97,5 +107,14 @@ mod tests {
         assert_eq!(text.parse(), Ok(digest));
         assert!("BA".repeat(32).parse::<Digest>().is_err());
         assert!("ba".parse::<Digest>().is_err());
+    }
+
+    #[test]
+    fn zeros_count_like_bytes() {
+        for count in [0, 1, 16_384, 40_000] {
+            let mut hasher = Hasher::new();
+            hasher.update_zeros(count);
+            assert_eq!(hasher.finish(), Digest::of(&vec![0; count as usize]));
+        }
     }
 }

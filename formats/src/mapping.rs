@@ -45,10 +45,14 @@ impl Mapping {
         &self.metadata
     }
 
-    /// Tells the kernel how a range of bytes will be used; a refusal changes nothing.
-    pub fn advise(&self, advice: Advice, offset: usize, len: usize) {
-        // Advice is a hint: a kernel that does not know it leaves us where we were.
-        let _ = self.map.advise_range(advice, offset, len);
+    /// Brings a range of bytes into memory and maps it, with reads as large as the kernel
+    /// likes. A kernel that cannot leaves it to page faults.
+    pub fn populate(&self, range: std::ops::Range<usize>) {
+        #[cfg(target_os = "linux")]
+        if self.map.advise_range(Advice::PopulateRead, range.start, range.len()).is_ok() {
+            return;
+        }
+        let _ = self.map.advise_range(Advice::WillNeed, range.start, range.len());
     }
 }
 

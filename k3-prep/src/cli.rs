@@ -113,6 +113,9 @@ pub struct SynthArgs {
     /// True headers and sizes, but holes for data
     #[arg(long)]
     pub sparse: bool,
+    /// Write a container of that kind into OUT, and its snapshot into OUT.snapshot
+    #[arg(long, requires = "sparse")]
+    pub container: bool,
 }
 
 /// Bits per weight, by family of matrices.

@@ -24,6 +24,8 @@ mod size;
 mod survey;
 pub mod synth;
 pub mod threads;
+pub mod tokenizer_check;
+pub mod tokenizer_json;
 pub mod verify;
 
 pub use cli::{Cli, Command, ConvertArgs, RecipeArgs, SynthArgs, VerifyArgs};

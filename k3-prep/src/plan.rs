@@ -16,6 +16,8 @@ use k3_formats::{Error, Result, text_file};
 
 use crate::inventory::Inventory;
 use crate::problems::Problems;
+use crate::tokenizer_check::check_with_tiktoken;
+use crate::tokenizer_json::tokenizer_json;
 
 mod summary;
 
@@ -23,6 +25,9 @@ pub use summary::{ClassTotals, PlanSummary};
 
 /// Longest small file that is copied, in bytes; the release's have a few thousand.
 const MAX_SMALL: u64 = 4 << 20;
+
+/// The tokenizer once more, for other programs; the runtime does not read it.
+const TOKENIZER_JSON: &str = "tokenizer.json";
 
 /// Small files of the snapshot that go along; the second says whether they must be there.
 const COPIED: [(&str, bool); 3] =
@@ -158,7 +163,8 @@ impl ConversionPlan {
 
 /// Whether a container has a file of this name whose bytes the plan knows.
 pub(crate) fn is_small_file(name: &str) -> bool {
-    [EXPERT_TABLE_FILE, TOKENIZER_FILE].contains(&name) || COPIED.iter().any(|c| c.0 == name)
+    [EXPERT_TABLE_FILE, TOKENIZER_FILE, TOKENIZER_JSON].contains(&name)
+        || COPIED.iter().any(|c| c.0 == name)
 }
 
 /// The path with links resolved, so that it means the same from another working folder.
@@ -211,5 +217,9 @@ fn tokenizer_files(snapshot: &Snapshot) -> Result<Vec<SmallFile>> {
         &snapshot.file("tokenizer_config.json"),
         snapshot.config.base_vocab(),
     )?;
-    Ok(vec![SmallFile { name: TOKENIZER_FILE, bytes: tokenizer.write_prepared() }])
+    check_with_tiktoken(&tokenizer).map_err(|e| e.in_file(snapshot.file("tiktoken.model")))?;
+    Ok(vec![
+        SmallFile { name: TOKENIZER_FILE, bytes: tokenizer.write_prepared() },
+        SmallFile { name: TOKENIZER_JSON, bytes: tokenizer_json(&tokenizer) },
+    ])
 }

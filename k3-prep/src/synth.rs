@@ -1,9 +1,10 @@
-//! Synthetic snapshots: the true names, dtypes, shapes and file layout, made-up values.
+//! Synthetic snapshots and containers: the true names, dtypes, shapes and file layout, made-up values.
 //!
 //! With the full preset every shard header equals the release's byte for byte. Values
 //! depend on the seed, the tensor's name and the position in it, never on the machine,
 //! the number of threads or the other tensors.
 
+mod container;
 mod dims;
 mod draw;
 mod files;
@@ -18,8 +19,10 @@ use std::path::Path;
 use anyhow::{Context, Result};
 use k3_formats::ModelConfig;
 
+pub use container::write_sparse_container;
 pub use dims::{Dims, Preset};
 pub use recipe::Routing;
+pub(crate) use writer::refuse_used_folder;
 
 use shard::Layout;
 use vocabulary::Vocabulary;

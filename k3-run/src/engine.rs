@@ -9,9 +9,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use anyhow::bail;
 use k3_formats::Error;
 
+use crate::dense::{self, Dense, Embedding};
 use crate::experts::ExpertStore;
 use crate::kernels::Activations;
-use crate::linear::{Product, multiply};
 use crate::model::attn_res::{MAX_ENTRIES, Mix};
 use crate::model::kda::KdaBuffers;
 use crate::model::mla::MlaBuffers;
@@ -58,6 +58,8 @@ pub type Observer<'s> = dyn FnMut(usize, &[f32]) + Send + 's;
 /// The model with its threads, experts and working memory.
 pub struct Engine<'a> {
     model: Model<'a>,
+    dense: Dense<'a>,
+    embedding: Embedding,
     numerics: Numerics,
     pool: Pool,
     experts: ExpertStore,
@@ -66,12 +68,14 @@ pub struct Engine<'a> {
 }
 
 impl<'a> Engine<'a> {
-    /// An engine for steps of up to `max_rows` rows.
+    /// An engine for steps of up to `max_rows` rows; `dense` is what `model` was made of.
     ///
     /// # Errors
-    /// The config has more AttnRes blocks than are supported.
+    /// The config has more AttnRes blocks than are supported, or the embedding cannot be
+    /// opened.
     pub fn new(
         model: Model<'a>,
+        dense: Dense<'a>,
         numerics: Numerics,
         pool: Pool,
         experts: ExpertStore,
@@ -84,7 +88,18 @@ impl<'a> Engine<'a> {
         }
         let max_rows = max_rows.max(1);
         let buffers = Buffers::new(&model, max_rows);
-        Ok(Self { model, numerics, pool, experts, buffers, max_rows })
+        let embedding = Embedding::open(model.container)?;
+        Ok(Self { model, dense, embedding, numerics, pool, experts, buffers, max_rows })
+    }
+
+    /// Begins to bring weights into memory, in the background.
+    pub fn prefetch(&mut self) {
+        self.dense.prefetch();
+    }
+
+    /// The source of the dense weights, for statistics.
+    pub fn dense(&self) -> &Dense<'a> {
+        &self.dense
     }
 
     /// The model.
@@ -131,12 +146,15 @@ impl<'a> Engine<'a> {
         cancel: &AtomicBool,
         observer: Option<&mut Observer<'_>>,
     ) -> anyhow::Result<&[f32]> {
-        let Self { model, numerics, pool, experts, buffers, max_rows } = self;
+        let Self { model, dense, embedding, numerics, pool, experts, buffers, max_rows } = self;
         let rows: usize = runs.iter().map(|r| r.rows).sum();
         check_step(model, &inputs, runs, rows, *max_rows)?;
         runs.iter_mut().for_each(|r| r.state.begin_step());
+        dense.begin_step(runs.iter().any(|r| r.want != Want::None));
         let mut step = Step { model, n: numerics, experts, b: buffers, rows, cancel };
-        pool.install(|| step.forward(inputs, runs, observer))?;
+        step.embed(inputs, embedding)?;
+        pool.install(|| step.forward(runs, observer))?;
+        dense.end_step();
         runs.iter_mut().for_each(|r| r.state.end_step(r.rows));
         Ok(&self.buffers.logits)
     }
@@ -238,12 +256,10 @@ struct Step<'s, 'a> {
 impl Step<'_, '_> {
     fn forward(
         &mut self,
-        inputs: Inputs<'_>,
         runs: &mut [Run<'_>],
         mut observer: Option<&mut Observer<'_>>,
     ) -> anyhow::Result<()> {
         let (hidden, wide) = (self.model.config.hidden, self.rows * self.model.config.hidden);
-        self.embed(inputs);
         let mut blocks = 0;
         for i in 0..self.model.layers.len() {
             if self.cancel.load(Ordering::Relaxed) {
@@ -264,7 +280,7 @@ impl Step<'_, '_> {
                 self.b.prefix[..wide].fill(0.0);
                 blocks += 1;
             }
-            self.attention(i, runs);
+            self.attention(i, runs)?;
             self.add_out();
             self.mix(&layer.ffn_mix, layer.ffn_norm, blocks);
             self.ffn(i)?;
@@ -277,21 +293,20 @@ impl Step<'_, '_> {
         if let Some(observer) = &mut observer {
             observer(self.model.layers.len(), &self.b.x[..wide]);
         }
-        self.head(runs);
-        Ok(())
+        self.head(runs)
     }
 
-    fn embed(&mut self, inputs: Inputs<'_>) {
+    fn embed(&mut self, inputs: Inputs<'_>, embedding: &mut Embedding) -> anyhow::Result<()> {
         let (hidden, wide) = (self.model.config.hidden, self.rows * self.model.config.hidden);
         match inputs {
             Inputs::Rows(x) => self.b.prefix[..wide].copy_from_slice(x),
             Inputs::Ids(ids) => {
                 for (row, &id) in self.b.prefix.chunks_exact_mut(hidden).zip(ids) {
-                    let embedding = self.model.embedding_row(id);
-                    row.iter_mut().zip(embedding).for_each(|(x, e)| *x = e.to_f32());
+                    embedding.read(id, row)?;
                 }
             }
         }
+        Ok(())
     }
 
     /// `x <- norm(mix(blocks, prefix))`, row by row.
@@ -308,7 +323,7 @@ impl Step<'_, '_> {
         });
     }
 
-    fn attention(&mut self, layer: usize, runs: &mut [Run<'_>]) {
+    fn attention(&mut self, layer: usize, runs: &mut [Run<'_>]) -> anyhow::Result<()> {
         let wide = self.rows * self.model.config.hidden;
         let Buffers { x, out, kda, mla, .. } = &mut *self.b;
         let (x, out) = (&x[..wide], &mut out[..wide]);
@@ -323,7 +338,7 @@ impl Step<'_, '_> {
         let Buffers { x, out, shared, mlp, moe, .. } = &mut *self.b;
         let (x, out, shared) = (&x[..wide], &mut out[..wide], &mut shared[..wide]);
         match &self.model.layers[layer].ffn {
-            FfnPart::Dense(part) => part.forward(self.n, x, self.rows, mlp, out),
+            FfnPart::Dense(part) => part.forward(self.n, x, self.rows, mlp, out)?,
             FfnPart::Moe(part) => {
                 let experts = (self.experts, self.model.container, layer);
                 part.forward(self.n, x, experts, mlp, moe, out, shared)?;
@@ -339,7 +354,7 @@ impl Step<'_, '_> {
     }
 
     /// Logits of the rows that are wanted, in order.
-    fn head(&mut self, runs: &[Run<'_>]) {
+    fn head(&mut self, runs: &[Run<'_>]) -> anyhow::Result<()> {
         let (hidden, vocab) = (self.model.config.hidden, self.model.config.vocab);
         let mut wanted = 0;
         let mut first = 0;
@@ -358,9 +373,10 @@ impl Step<'_, '_> {
         self.b.logits.resize(wanted * vocab, 0.0);
         if wanted > 0 {
             let x = &self.b.x[..wanted * hidden];
-            let mut products = [Product::new(self.model.head, &mut self.b.logits, wanted)];
-            multiply(self.n.kernels, self.n.dense, x, wanted, &mut products, &mut self.b.head);
+            let products = [(&self.model.head, &mut self.b.logits[..])];
+            dense::multiply(self.n, x, wanted, products, &mut self.b.head)?;
         }
+        Ok(())
     }
 }
 

@@ -24,7 +24,8 @@ pub use buffer::{ExpertBuffer, ExpertShape};
 pub use shards::{DirectIo, ReadAt};
 
 use cache::{Cache, Key};
-use shards::{DIRECT_ALIGN, Shards, fill};
+use shards::Shards;
+pub(crate) use shards::{DIRECT_ALIGN, fill, open_direct};
 
 /// How experts are kept and read.
 #[derive(Debug, Clone)]

@@ -12,6 +12,7 @@ use clap::Parser;
 pub mod chat;
 pub mod cli;
 mod commands;
+pub mod dense;
 pub mod engine;
 pub mod experts;
 pub mod kernels;

@@ -26,6 +26,15 @@ impl<'a> Product<'a> {
         Self { matrix, out: Columns::new(out, tokens) }
     }
 
+    /// `out: [tokens, rows]` as columns, for instance some of a larger matrix.
+    ///
+    /// # Panics
+    /// `out` has another width.
+    pub(crate) fn of_columns(matrix: Matrix<'a>, out: Columns<'a>) -> Self {
+        assert_eq!(out.width(), matrix.rows(), "outputs of the matrix");
+        Self { matrix, out }
+    }
+
     fn bytes(&self) -> usize {
         self.matrix.rows() * self.matrix.bytes_per_row()
     }
@@ -49,6 +58,19 @@ pub fn multiply(
         .map(|product| Forms::of(&product.matrix, arithmetic))
         .fold(Forms::default(), |all, one| all | one);
     scratch.prepare(kernels, x, tokens, forms);
+    multiply_prepared(kernels, arithmetic, products, scratch);
+}
+
+/// Computes `products` with inputs that were prepared in all forms they need.
+///
+/// # Panics
+/// The shapes do not fit, or a form is missing.
+pub(crate) fn multiply_prepared(
+    kernels: Kernels,
+    arithmetic: Arithmetic,
+    products: &mut [Product],
+    scratch: &Activations,
+) {
     let matmul = |matrix: &Matrix, out: Columns| kernels.matmul(matrix, arithmetic, scratch, out);
     spread(products, &matmul);
 }

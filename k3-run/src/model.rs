@@ -3,13 +3,13 @@
 //! Nothing is copied or converted; a `Model` borrows the container and is checked once,
 //! when it is made.
 
-use anyhow::Context;
 use half::bf16;
 use k3_formats::config::{Attention, ModelConfig};
 use k3_formats::container::Container;
-use k3_formats::tensor_name::{TEXT_PREFIX, embedding_name, head_name, layer_prefix};
+use k3_formats::tensor_name::{TEXT_PREFIX, head_name, layer_prefix};
 
-use crate::kernels::{Arithmetic, Kernels, Matrix};
+use crate::dense::{Dense, Weight};
+use crate::kernels::{Arithmetic, Kernels};
 
 pub mod attn_res;
 pub mod kda;
@@ -102,8 +102,6 @@ pub struct Model<'a> {
     pub config: &'a ModelConfig,
     /// Where the tensors and the expert places are.
     pub container: &'a Container,
-    /// Embedding [vocab, hidden].
-    pub embedding: &'a [bf16],
     /// Decoder layers.
     pub layers: Vec<Layer<'a>>,
     /// Mix of all blocks before the final norm.
@@ -111,37 +109,26 @@ pub struct Model<'a> {
     /// Final norm, [hidden].
     pub final_norm: &'a [bf16],
     /// Output matrix [vocab, hidden].
-    pub head: Matrix<'a>,
+    pub head: Weight<'a>,
 }
 
 impl<'a> Model<'a> {
-    /// Builds the views of the first `layers` layers (all of them if `None`).
+    /// Builds the views of the first `layers` layers, for which `dense` was made.
     ///
     /// # Errors
     /// A tensor does not have the shape the config implies.
-    pub fn new(container: &'a Container, layers: Option<usize>) -> anyhow::Result<Self> {
+    pub fn new(container: &'a Container, dense: &Dense<'a>, layers: usize) -> anyhow::Result<Self> {
         let config = &container.config;
-        let views = Views { container };
-        let layers = layers.unwrap_or(usize::MAX).clamp(1, config.layers());
+        let views = Views { container, dense };
         let model = format!("{TEXT_PREFIX}model");
         Ok(Self {
             config,
             container,
-            embedding: container.bf16s(&embedding_name())?,
             layers: (0..layers).map(|i| views.layer(i)).collect::<anyhow::Result<_>>()?,
             output_mix: views.mix(&format!("{model}.output_attn_res"))?,
             final_norm: container.bf16s(&format!("{model}.norm.weight"))?,
             head: views.matrix(&head_name())?,
         })
-    }
-
-    /// Row of a token in the embedding, [hidden].
-    ///
-    /// # Panics
-    /// `id` is not in the vocabulary.
-    pub fn embedding_row(&self, id: u32) -> &'a [bf16] {
-        let hidden = self.config.hidden;
-        &self.embedding[id as usize * hidden..][..hidden]
     }
 
     /// Most blocks that AttnRes mixes: one starts every `attn_res_block` layers.
@@ -152,15 +139,14 @@ impl<'a> Model<'a> {
 
 /// Builds the parts of a model by tensor name.
 #[derive(Clone, Copy)]
-pub(crate) struct Views<'a> {
+pub(crate) struct Views<'a, 'd> {
     container: &'a Container,
+    dense: &'d Dense<'a>,
 }
 
-impl<'a> Views<'a> {
-    pub(crate) fn matrix(&self, name: &str) -> anyhow::Result<Matrix<'a>> {
-        let stored = self.container.matrix(name)?;
-        Matrix::from_bytes(stored.format, stored.rows, stored.cols, stored.codes, stored.scales)
-            .with_context(|| name.to_owned())
+impl<'a> Views<'a, '_> {
+    pub(crate) fn matrix(&self, name: &str) -> anyhow::Result<Weight<'a>> {
+        self.dense.weight(name)
     }
 
     pub(crate) fn config(&self) -> &'a ModelConfig {

@@ -8,6 +8,7 @@ use k3_formats::tokenizer::Tokenizer;
 use k3_formats::{Error, text_file};
 
 use crate::cli::{Act8, EngineArgs};
+use crate::dense::{Dense, Placement};
 use crate::engine::Engine;
 use crate::experts::{ExpertOptions, ExpertStore};
 use crate::kernels::{Arithmetic, Kernels};
@@ -75,8 +76,10 @@ pub fn engine<'a>(
     let (dense, routed) = (arithmetic(act8 == Act8::On), arithmetic(act8 != Act8::Off));
     let numerics = Numerics::new(&container.config, kernels, dense, routed);
     let pool = Pool::new(args.threads.unwrap_or_else(default_threads))?;
-    let model = Model::new(container, args.layers)?;
-    Engine::new(model, numerics, pool, experts, args.chunk)
+    let layers = args.layers.unwrap_or(usize::MAX).clamp(1, container.config.layers());
+    let dense = Dense::new(container, layers, &Placement::MAPPED)?;
+    let model = Model::new(container, &dense, layers)?;
+    Engine::new(model, dense, numerics, pool, experts, args.chunk)
 }
 
 fn expert_options(container: &Container, args: &EngineArgs) -> anyhow::Result<ExpertOptions> {

@@ -1,15 +1,15 @@
 //! Streaming writer of one dense file: fillers, digests, fsync, rename.
 
 use std::fs::Permissions;
-use std::io::Write;
+use std::io::{Seek, SeekFrom, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use fs_err::File;
 
-use super::layout::Layout;
+use super::layout::{Layout, Span};
 use super::manifest::{FileRecord, TensorRecord};
-use crate::digest::Hasher;
+use crate::digest::{Digest, Hasher};
 use crate::{Error, Result};
 
 /// A dense file being written beside its final name.
@@ -22,6 +22,7 @@ pub struct DenseWriter {
     part: PathBuf,
     path: PathBuf,
     layout: Layout,
+    head: u64,
     data_at: u64,
     file_hash: Hasher,
     tensors: Vec<TensorRecord>,
@@ -39,6 +40,7 @@ impl DenseWriter {
             file,
             part,
             path: path.to_path_buf(),
+            head: layout.head.len() as u64,
             data_at: 0,
             file_hash: Hasher::new(),
             tensors: Vec::with_capacity(layout.spans.len()),
@@ -62,10 +64,7 @@ impl DenseWriter {
         format: Option<&str>,
         fill: impl FnOnce(&mut TensorSink<'_>) -> Result<(), E>,
     ) -> Result<(), E> {
-        let span = self.layout.spans[self.tensors.len()].clone();
-        let gap = usize::try_from(span.begin - self.data_at).expect("less than an alignment");
-        self.put(&vec![0; gap])?;
-        self.data_at = span.begin;
+        let span = self.fill_gap()?;
         let mut sink = TensorSink { writer: self, hash: Hasher::new(), end: span.end };
         fill(&mut sink)?;
         let sha256 = sink.hash.finish();
@@ -83,6 +82,40 @@ impl DenseWriter {
             sha256,
         });
         Ok(())
+    }
+
+    /// Leaves the next tensor of the layout as a hole, which reads as zeros and takes no
+    /// room on the disk; `sha256` is the digest of that many zeros.
+    ///
+    /// # Errors
+    /// The file system refuses.
+    ///
+    /// # Panics
+    /// The layout has no further tensor.
+    pub fn hole(&mut self, format: Option<&str>, sha256: Digest) -> Result<()> {
+        let span = self.fill_gap()?;
+        self.file_hash.update_zeros(span.end - span.begin);
+        let end = SeekFrom::End(0);
+        self.file
+            .set_len(self.head + span.end)
+            .and_then(|()| self.file.seek(end))
+            .map_err(|e| Error::io(&self.part, "extend", e))?;
+        self.data_at = span.end;
+        self.tensors.push(TensorRecord {
+            name: span.name,
+            format: format.map(str::to_owned),
+            sha256,
+        });
+        Ok(())
+    }
+
+    /// Writes the filler before the next tensor, whose place it returns.
+    fn fill_gap(&mut self) -> Result<Span> {
+        let span = self.layout.spans[self.tensors.len()].clone();
+        let gap = usize::try_from(span.begin - self.data_at).expect("less than an alignment");
+        self.put(&vec![0; gap])?;
+        self.data_at = span.begin;
+        Ok(span)
     }
 
     /// Makes the file durable and gives it its name.
@@ -148,7 +181,7 @@ pub fn write_file(path: &Path, bytes: &[u8]) -> Result<FileRecord> {
     Ok(FileRecord {
         name: path.file_name().expect("a file path").to_string_lossy().into_owned(),
         size: bytes.len() as u64,
-        sha256: crate::digest::Digest::of(bytes),
+        sha256: Digest::of(bytes),
         tensors: Vec::new(),
     })
 }

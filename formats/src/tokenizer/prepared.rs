@@ -7,7 +7,7 @@
 //! |---|---|---|
 //! | 0 | 8 | the ASCII letters `K3TOKENS` |
 //! | 8 | 4 | u32: version, 1 |
-//! | 12 | 4 | u32: `n`, at most 1,048,576 |
+//! | 12 | 4 | u32: `n`, at most 1,048,575 |
 //! | 16 | 4 | u32: `b`, the bytes of all texts together |
 //! | 20 | 12 | three u32: the ids of the bos, eos and pad token, 0xFFFFFFFF for none |
 //! | 32 | 2(n + 256) | u16 each: length of the text of every id in bytes, 1 to 1024 |
@@ -22,7 +22,7 @@
 use sha2::{Digest, Sha256};
 
 use super::special::{Roles, SPECIAL_SLOTS, Slot, SpecialTokens};
-use super::vocabulary::{Flaw, MAX_TOKEN_BYTES, MAX_TOKENS, Vocabulary};
+use super::vocabulary::{Flaw, MAX_TOKEN_BYTES, MAX_TOKENS, Vocabulary, check_size};
 use crate::error::{Error, Result};
 
 const MAGIC: &[u8; 8] = b"K3TOKENS";
@@ -84,9 +84,7 @@ pub(super) fn read(file: &[u8]) -> Result<(Vocabulary, SpecialTokens, Roles)> {
         return Err(Error::unsupported(format!("expected version {VERSION}, found {version}"))
             .hint("convert the snapshot with the k3-prep that belongs to this program"));
     }
-    if base_vocab > MAX_TOKENS {
-        return Err(damaged(format!("{base_vocab} tokens, at most {MAX_TOKENS} are supported")));
-    }
+    check_size(base_vocab)?;
     let expected = file_bytes(base_vocab, text_bytes);
     if file.len() != expected {
         return Err(damaged(format!("expected {expected} bytes, found {}", file.len())));

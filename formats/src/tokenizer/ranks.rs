@@ -3,7 +3,7 @@
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 
-use super::vocabulary::{Flaw, MAX_TOKEN_BYTES, MAX_TOKENS, Vocabulary};
+use super::vocabulary::{Flaw, MAX_TOKEN_BYTES, Vocabulary, check_size};
 use crate::error::{Error, Result};
 
 const HINT: &str = "the file is damaged or cut short: download tiktoken.model again";
@@ -14,11 +14,7 @@ const HINT: &str = "the file is damaged or cut short: download tiktoken.model ag
 /// Every line that is no token with its number and text, a rank or a token that two lines
 /// have, ranks and single bytes that no line has.
 pub(super) fn parse(file: &[u8], base_vocab: usize) -> Result<Vocabulary> {
-    if base_vocab > MAX_TOKENS {
-        return Err(Error::unsupported(format!(
-            "a vocabulary of {base_vocab} tokens, at most {MAX_TOKENS} are supported"
-        )));
-    }
+    check_size(base_vocab)?;
     // Where the token of each rank is in `bytes`, and the line it came from, from 1.
     let mut entries: Vec<Option<Entry>> = vec![None; base_vocab];
     let mut bytes = Vec::with_capacity(file.len() / 2);
@@ -198,7 +194,7 @@ mod tests {
         let mut lines = model(&[]);
         lines[0x41] = "YWI= 65".to_owned();
         assert!(message(&lines, 256).starts_with("no token is the single byte 0x41"));
-        assert!(message(&lines, usize::MAX).contains("at most 1048576"));
+        assert!(message(&lines, usize::MAX).contains("at most 1048575"));
     }
 
     #[test]

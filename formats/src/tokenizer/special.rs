@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use serde::Deserialize;
 
-use super::vocabulary::MAX_TOKEN_BYTES;
+use super::vocabulary::{MAX_TOKEN_BYTES, check_size};
 use crate::error::{Error, Result};
 
 /// Special ids that follow the base vocabulary.
@@ -132,6 +132,7 @@ enum TokenName {
 /// Reads `tokenizer_config.json`: the slots that `added_tokens_decoder` names, the others
 /// as `<|reserved_token_ID|>`, and the ids of the tokens with a role.
 pub(super) fn parse_config(json: &[u8], base_vocab: usize) -> Result<(SpecialTokens, Roles)> {
+    check_size(base_vocab)?;
     // Editors on some systems put a byte order mark in front; JSON does not allow it.
     let json = json.strip_prefix(b"\xef\xbb\xbf").unwrap_or(json);
     let config: TokenizerConfig = serde_json::from_slice(json)
@@ -261,5 +262,10 @@ mod tests {
         assert!(message("", r#", "eos_token": "[EOS]""#).starts_with("eos_token: \"[EOS]\""));
         assert!(parse_config(b"{}", 300).unwrap_err().to_string().contains("added_tokens_decoder"));
         assert!(parse_config(b"\xff", 300).is_err());
+        let json = br#"{"added_tokens_decoder": {"5": {"content": "a"}}}"#;
+        for base_vocab in [1 << 20, u32::MAX as usize, usize::MAX] {
+            let error = parse_config(json, base_vocab).unwrap_err().to_string();
+            assert!(error.contains("at most 1048575"), "{error}");
+        }
     }
 }

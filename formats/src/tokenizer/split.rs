@@ -40,7 +40,7 @@ pub(super) fn warm_up() {
 }
 
 /// Where the piece of `text` that starts at byte `at` ends; `at` is inside the text and
-/// between two code points. No token of the vocabulary crosses such an end.
+/// between two code points. Encoding never joins bytes across such an end.
 pub fn piece_end(text: &str, at: usize) -> usize {
     // Every code point starts some alternative, so the match begins at `at`.
     let Some(found) = REGULAR.find_at(text, at) else { return text.len() };

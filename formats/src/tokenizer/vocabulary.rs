@@ -4,25 +4,40 @@ use std::hash::Hasher;
 
 use rustc_hash::FxHasher;
 
+use crate::error::{Error, Result};
+
 /// Longest token accepted, in bytes; the released vocabulary's longest has 256.
 pub(super) const MAX_TOKEN_BYTES: usize = 1024;
 /// Most base tokens accepted; the released vocabulary has 163,584.
-pub(super) const MAX_TOKENS: usize = 1 << 20;
+pub(super) const MAX_TOKENS: usize = (1 << ID_BITS) - 1;
 
-/// Tokens in one buffer, found by bytes through one open-addressed table. A map of
-/// 163,584 boxed keys would take ten times as long to fill and three times the memory.
+/// Tokens in one buffer, found by bytes through one open-addressed table: a map would
+/// need an allocation for each of 163,584 keys every time the program starts.
 pub(super) struct Vocabulary {
     bytes: Vec<u8>,
     /// `ends[id]` is where token `id` ends in `bytes`, and the next one starts.
     ends: Vec<u32>,
     /// Linear probing, a power of two, at most two thirds full; `EMPTY` or hash bits
-    /// above an id.
-    slots: Vec<u64>,
+    /// above an id. Small, because filling it is mostly page faults and cache misses.
+    slots: Vec<u32>,
     byte_ids: [u32; 256],
     longest: usize,
 }
 
-const EMPTY: u64 = u64::MAX;
+const ID_BITS: u32 = 20;
+const ID_MASK: u32 = (1 << ID_BITS) - 1;
+/// No slot in use: its id would be above the last possible one.
+const EMPTY: u32 = u32::MAX;
+
+/// Refuses a number of base tokens that ids have no room for.
+pub(super) fn check_size(base_vocab: usize) -> Result<()> {
+    if base_vocab > MAX_TOKENS {
+        return Err(Error::unsupported(format!(
+            "a base vocabulary of {base_vocab} tokens, at most {MAX_TOKENS} are supported"
+        )));
+    }
+    Ok(())
+}
 
 /// Why a list of tokens is no vocabulary.
 #[derive(Debug, PartialEq, Eq)]
@@ -45,7 +60,7 @@ impl Vocabulary {
             let (hash, len) = (hash(token), token.len());
             match vocabulary.probe(token, hash) {
                 Ok(first) => return Err(Flaw::Same(first, id)),
-                Err(slot) => vocabulary.slots[slot] = tag(hash) | u64::from(id),
+                Err(slot) => vocabulary.slots[slot] = tag(hash) | id,
             }
             vocabulary.longest = vocabulary.longest.max(len);
         }
@@ -98,8 +113,8 @@ impl Vocabulary {
             if slot == EMPTY {
                 return Err(at);
             }
-            let id = slot as u32;
-            if slot & TAG_BITS == tag(hash) && self.token(id) == Some(token) {
+            let id = slot & ID_MASK;
+            if slot & !ID_MASK == tag(hash) && self.token(id) == Some(token) {
                 return Ok(id);
             }
             at = (at + 1) & mask;
@@ -107,12 +122,10 @@ impl Vocabulary {
     }
 }
 
-const TAG_BITS: u64 = !(u32::MAX as u64);
-
-/// The half of the hash that is kept beside an id, so that most of the slots of other
-/// tokens are passed over without looking at their bytes.
-fn tag(hash: u64) -> u64 {
-    hash & TAG_BITS
+/// The hash bits that are kept beside an id, so that most slots of other tokens are
+/// passed over without looking at their bytes.
+fn tag(hash: u64) -> u32 {
+    (hash >> 32) as u32 & !ID_MASK
 }
 
 fn hash(bytes: &[u8]) -> u64 {

@@ -1,13 +1,17 @@
 //! `k3-prep synth`
 
+use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 use anyhow::{Context, Result};
+use k3_formats::recipe::Recipe;
+use k3_formats::snapshot::Snapshot;
 use k3_formats::{Error, text_file};
 
 use crate::Outcome;
 use crate::cli::SynthArgs;
 use crate::output;
+use crate::plan::ConversionPlan;
 use crate::progress::{Progress, Talk};
 use crate::size::{Bytes, Thousands};
 use crate::synth::{self, Dims, Preset, SynthOptions, write_snapshot};
@@ -27,25 +31,59 @@ pub(super) fn run(args: &SynthArgs, talk: Talk) -> Result<Outcome> {
         routing: args.routing,
         sparse: args.sparse,
     };
+    if !args.container {
+        return snapshot(&args.out, &options, talk);
+    }
+    let beside = snapshot_beside(&args.out)?;
+    // Before there is a snapshot that nobody wants alone.
+    synth::refuse_used_folder(&args.out)?;
+    snapshot(&beside, &options, talk)?;
+    container(&args.out, &beside, talk)
+}
+
+fn snapshot(out: &Path, options: &SynthOptions, talk: Talk) -> Result<Outcome> {
     let total = synth::data_bytes(&options.dims)?;
     // Begun by the first bytes: an error before them is all there is to say.
     let progress = OnceLock::new();
-    let summary = write_snapshot(&args.out, &options, &|bytes| {
+    let summary = write_snapshot(out, options, &|bytes| {
         progress.get_or_init(|| Progress::start("synth", total, talk)).add(bytes);
     })?;
     if let Some(progress) = progress.into_inner() {
         progress.finish();
     }
-    let what = if args.sparse { "holes for data" } else { "data" };
-    output::result(|out| {
+    let what = if options.sparse { "holes for data" } else { "data" };
+    output::result(|w| {
         writeln!(
-            out,
+            w,
             "{}: {} tensors in {} shards, {} of {what}",
-            args.out.display(),
+            out.display(),
             Thousands(summary.tensors as u64),
             summary.shards,
             Bytes(summary.data_bytes)
         )
+    })?;
+    Ok(Outcome::Good)
+}
+
+/// `OUT.snapshot`.
+fn snapshot_beside(out: &Path) -> Result<PathBuf> {
+    let Some(name) = out.file_name() else {
+        return Err(Error::unsupported("not a name for a new folder").in_file(out).into());
+    };
+    let mut name = name.to_owned();
+    name.push(".snapshot");
+    Ok(out.with_file_name(name))
+}
+
+fn container(out: &Path, snapshot: &Path, talk: Talk) -> Result<Outcome> {
+    let plan = ConversionPlan::new(&Snapshot::open(snapshot)?, &Recipe::default())?;
+    let total = plan.dense.iter().map(|f| f.layout.file_size()).sum();
+    let progress = Progress::start("hash", total, talk);
+    let manifest = synth::write_sparse_container(out, &plan, &|bytes| progress.add(bytes))?;
+    progress.finish();
+    output::result(|w| {
+        let (files, bytes) = (manifest.files.len() + 2, Bytes(plan.output_bytes()));
+        writeln!(w, "{}: {bytes} in {files} files, tensors as holes", out.display())
     })?;
     Ok(Outcome::Good)
 }

@@ -144,7 +144,7 @@ fn look_up<const N: usize>(table: &[[u8; N]], key: u64, first: u64, out: &mut [u
 /// A code of magnitude 4 or 6 has the two upper bits of its three set.
 fn reach_four(group: &mut [u8]) {
     const LOW_BITS: u128 = 0x1111_1111_1111_1111_1111_1111_1111_1111;
-    let codes = u128::from_le_bytes(group.as_ref().try_into().expect("one group"));
+    let codes = u128::from_le_bytes((&*group).try_into().expect("one group"));
     if codes >> 1 & codes >> 2 & LOW_BITS == 0 {
         group[0] |= 6;
     }
@@ -153,7 +153,7 @@ fn reach_four(group: &mut [u8]) {
 fn lift_current_tap(width: u64, first: u64, out: &mut [u8]) {
     for (i, tap) in out.chunks_exact_mut(4).enumerate() {
         if (first + i as u64) % width == width - 1 {
-            let bytes: [u8; 4] = tap.as_ref().try_into().expect("four bytes");
+            let bytes: [u8; 4] = (&*tap).try_into().expect("four bytes");
             tap.copy_from_slice(&(f32::from_le_bytes(bytes) + CURRENT_TAP).to_le_bytes());
         }
     }

@@ -28,6 +28,16 @@ pub(super) struct Writer {
     tables: Vec<(Draw, Table)>,
 }
 
+/// # Errors
+/// `out` is there and not an empty folder.
+pub(crate) fn refuse_used_folder(out: &Path) -> Result<()> {
+    if out.exists() && fs_err::read_dir(out)?.next().is_some() {
+        let error = Error::unsupported("expected an empty folder, found files in it");
+        return Err(error.in_file(out).hint("give a new folder, or empty this one").into());
+    }
+    Ok(())
+}
+
 /// A stretch of one tensor's values, all of one distribution.
 struct Part<'a> {
     table: &'a Table,
@@ -47,13 +57,9 @@ impl Writer {
     /// # Errors
     /// `out` is there and not an empty folder, or cannot be made.
     pub(super) fn new(out: &Path) -> Result<Self> {
+        refuse_used_folder(out)?;
         let made_folder = !out.exists();
-        if made_folder {
-            fs_err::create_dir_all(out)?;
-        } else if fs_err::read_dir(out)?.next().is_some() {
-            let error = Error::unsupported("expected an empty folder, found files in it");
-            return Err(error.in_file(out).hint("give a new folder, or empty this one").into());
-        }
+        fs_err::create_dir_all(out)?;
         Ok(Self { out: out.to_owned(), made_folder, created: Vec::new(), tables: Vec::new() })
     }
 
@@ -75,6 +81,11 @@ impl Writer {
     pub(super) fn finish(mut self) {
         self.created.clear();
         self.made_folder = false;
+    }
+
+    /// Notes a file that something else creates in the folder from now on.
+    pub(super) fn will_create(&mut self, name: &str) {
+        self.created.push(self.out.join(name));
     }
 
     fn create(&mut self, name: &str) -> Result<File> {

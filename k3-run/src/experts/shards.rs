@@ -12,7 +12,7 @@ use k3_formats::{Error, Result};
 use rustix::fs::OFlags;
 
 /// Alignment that direct reads keep in offset, length and memory, in bytes.
-pub(super) const DIRECT_ALIGN: usize = 4096;
+pub(crate) const DIRECT_ALIGN: usize = 4096;
 
 /// Whether reads go around the page cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum)]
@@ -46,7 +46,7 @@ impl ReadAt for fs_err::File {
 ///
 /// # Errors
 /// The read fails, or the file ends before `needed` bytes.
-pub(super) fn fill(
+pub(crate) fn fill(
     file: &dyn ReadAt,
     buf: &mut [u8],
     offset: u64,
@@ -200,14 +200,14 @@ fn open_once(
 }
 
 #[cfg(target_os = "linux")]
-fn open_direct(path: &Path) -> io::Result<fs_err::File> {
+pub(crate) fn open_direct(path: &Path) -> io::Result<fs_err::File> {
     use fs_err::os::unix::fs::OpenOptionsExt;
     let flags = OFlags::DIRECT.bits().cast_signed();
     fs_err::OpenOptions::new().read(true).custom_flags(flags).open(path)
 }
 
 #[cfg(not(target_os = "linux"))]
-fn open_direct(_: &Path) -> io::Result<fs_err::File> {
+pub(crate) fn open_direct(_: &Path) -> io::Result<fs_err::File> {
     Err(io::ErrorKind::Unsupported.into())
 }
 

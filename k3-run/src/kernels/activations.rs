@@ -6,7 +6,7 @@
 
 use std::ops::BitOr;
 
-use k3_formats::quant;
+use k3_formats::quant::{self, MatrixFormat};
 
 use super::isa::{Isa, Task};
 use super::{Arithmetic, Kernels, Matrix, Weights};
@@ -47,12 +47,26 @@ pub struct Forms {
 impl Forms {
     /// What a product with `matrix` reads.
     pub fn of(matrix: &Matrix, arithmetic: Arithmetic) -> Self {
+        match matrix.weights() {
+            Weights::Bf16(_) => Self::of_format(MatrixFormat::Bf16, arithmetic),
+            Weights::Int8 { .. } => Self::of_format(MatrixFormat::Int8Row, arithmetic),
+            // Both are packed the same way.
+            Weights::Int4 { .. } | Weights::Mxfp4 { .. } => {
+                Self::of_format(MatrixFormat::Int4G64, arithmetic)
+            }
+        }
+    }
+
+    /// What a product with a matrix in `format` reads.
+    pub fn of_format(format: MatrixFormat, arithmetic: Arithmetic) -> Self {
         let mut forms = Self::default();
-        *match (matrix.weights(), arithmetic) {
-            (Weights::Bf16(_), _) | (Weights::Int8 { .. }, Arithmetic::Exact) => &mut forms.natural,
-            (Weights::Int8 { .. }, Arithmetic::Act8) => &mut forms.natural8,
-            (Weights::Int4 { .. } | Weights::Mxfp4 { .. }, Arithmetic::Exact) => &mut forms.paired,
-            (Weights::Int4 { .. } | Weights::Mxfp4 { .. }, Arithmetic::Act8) => &mut forms.paired8,
+        *match (format, arithmetic) {
+            (MatrixFormat::Bf16, _) | (MatrixFormat::Int8Row, Arithmetic::Exact) => {
+                &mut forms.natural
+            }
+            (MatrixFormat::Int8Row, Arithmetic::Act8) => &mut forms.natural8,
+            (MatrixFormat::Int4G64, Arithmetic::Exact) => &mut forms.paired,
+            (MatrixFormat::Int4G64, Arithmetic::Act8) => &mut forms.paired8,
         } = true;
         forms
     }

@@ -1,8 +1,8 @@
 //! Kimi delta attention: short convolutions, a gated decay, and the delta rule on a
 //! 128 x 128 state per head.
 
-use crate::kernels::{Activations, Matrix};
-use crate::linear::{Product, multiply};
+use crate::dense::{Weight, multiply};
+use crate::kernels::Activations;
 use crate::model::norm::{rms_norm, sigmoid, silu, sum_of_squares};
 use crate::parallel::{Chunks, Columns, for_each};
 use crate::state::KdaState;
@@ -15,17 +15,17 @@ const L2_EPS: f64 = 1e-6;
 /// Weights of a KDA layer; `width` is heads x head_dim.
 pub struct Kda<'a> {
     /// q, k, v and gate projections [width, hidden].
-    q: Matrix<'a>,
-    k: Matrix<'a>,
-    v: Matrix<'a>,
-    g: Matrix<'a>,
+    q: Weight<'a>,
+    k: Weight<'a>,
+    v: Weight<'a>,
+    g: Weight<'a>,
     /// Low-rank decay gate: [head_dim, hidden], then [width, head_dim].
-    f_a: Matrix<'a>,
-    f_b: Matrix<'a>,
+    f_a: Weight<'a>,
+    f_b: Weight<'a>,
     /// Write strength, [heads, hidden].
-    b: Matrix<'a>,
+    b: Weight<'a>,
     /// Output projection [hidden, width].
-    o: Matrix<'a>,
+    o: Weight<'a>,
     /// Taps of q, k and v, each [width, conv_width], the current token last.
     taps: [&'a [f32]; 3],
     /// [width]
@@ -66,7 +66,7 @@ impl KdaBuffers {
 }
 
 impl<'a> Kda<'a> {
-    pub(super) fn new(views: &Views<'a>, prefix: &str) -> anyhow::Result<Self> {
+    pub(super) fn new(views: &Views<'a, '_>, prefix: &str) -> anyhow::Result<Self> {
         let matrix = |name: &str| views.matrix(&format!("{prefix}.{name}_proj.weight"));
         let vector = |name: &str| views.f32s(&format!("{prefix}.{name}"));
         Ok(Self {
@@ -90,6 +90,9 @@ impl<'a> Kda<'a> {
     }
 
     /// `x`, `out`: [rows, hidden]. `runs` are consecutive rows of one sequence each.
+    ///
+    /// # Errors
+    /// A weight cannot be read.
     pub fn forward<'s>(
         &self,
         n: &Numerics,
@@ -97,28 +100,27 @@ impl<'a> Kda<'a> {
         runs: impl Iterator<Item = (std::ops::Range<usize>, &'s mut KdaState)>,
         buf: &mut KdaBuffers,
         out: &mut [f32],
-    ) {
+    ) -> anyhow::Result<()> {
         let heads = self.b.rows();
         let (width, dim) = (self.q.rows(), self.q.rows() / heads);
         let rows = x.len() / self.q.cols();
         let (wide, scratch) = (rows * width, &mut buf.scratch);
         let low_rank = &mut buf.low_rank[..rows * dim];
-        let mut products = [
-            Product::new(self.q, &mut buf.q[..wide], rows),
-            Product::new(self.k, &mut buf.k[..wide], rows),
-            Product::new(self.v, &mut buf.v[..wide], rows),
-            Product::new(self.g, &mut buf.g[..wide], rows),
-            Product::new(self.f_a, low_rank, rows),
-            Product::new(self.b, &mut buf.beta[..rows * heads], rows),
+        let products = [
+            (&self.q, &mut buf.q[..wide]),
+            (&self.k, &mut buf.k[..wide]),
+            (&self.v, &mut buf.v[..wide]),
+            (&self.g, &mut buf.g[..wide]),
+            (&self.f_a, low_rank),
+            (&self.b, &mut buf.beta[..rows * heads]),
         ];
-        multiply(n.kernels, n.dense, x, rows, &mut products, scratch);
-        let mut products = [Product::new(self.f_b, &mut buf.decay[..wide], rows)];
-        multiply(n.kernels, n.dense, &buf.low_rank[..rows * dim], rows, &mut products, scratch);
+        multiply(n, x, rows, products, scratch)?;
+        let products = [(&self.f_b, &mut buf.decay[..wide])];
+        multiply(n, &buf.low_rank[..rows * dim], rows, products, scratch)?;
         for (range, state) in runs {
             self.run_heads(n, range, heads, state, buf);
         }
-        let mut products = [Product::new(self.o, out, rows)];
-        multiply(n.kernels, n.dense, &buf.q[..wide], rows, &mut products, &mut buf.scratch);
+        multiply(n, &buf.q[..wide], rows, [(&self.o, out)], &mut buf.scratch)
     }
 
     /// All heads over the rows of one sequence; leaves the gated output in `buf.q`.

@@ -4,8 +4,8 @@
 use half::bf16;
 use k3_formats::config::MlaConfig;
 
+use crate::dense::{Weight, multiply};
 use crate::kernels::{Activations, Matrix};
-use crate::linear::{Product, multiply};
 use crate::model::norm::{rms_norm, sigmoid};
 use crate::parallel::{Chunks, Columns, for_each};
 use crate::state::MlaState;
@@ -15,6 +15,9 @@ use super::{Numerics, Views};
 /// eps of the two low-rank norms: the release's code leaves them at this default.
 pub const LOW_RANK_EPS: f32 = 1e-6;
 
+/// End of the name of the matrix that all heads use at once, a slice each.
+pub const LATENT_UP: &str = ".kv_b_proj.weight";
+
 /// Positions scored before the softmax is carried on: fixed, so that results depend on
 /// nothing else.
 const BLOCK: usize = 64;
@@ -22,18 +25,18 @@ const BLOCK: usize = 64;
 /// Weights of an MLA layer.
 pub struct Mla<'a> {
     /// Query down-projection [q_lora, hidden], its norm, up-projection [heads x 192, q_lora].
-    q_a: Matrix<'a>,
+    q_a: Weight<'a>,
     q_norm: &'a [bf16],
-    q_b: Matrix<'a>,
+    q_b: Weight<'a>,
     /// Latent and shared key [kv_lora + rope, hidden], norm of the latent.
-    kv_a: Matrix<'a>,
+    kv_a: Weight<'a>,
     kv_norm: &'a [bf16],
     /// Per head nope key rows, then value rows: [heads x (nope + v_head), kv_lora].
-    kv_b: Matrix<'a>,
+    kv_b: Weight<'a>,
     /// Output gate [heads x v_head, hidden].
-    g: Matrix<'a>,
+    g: Weight<'a>,
     /// Output projection [hidden, heads x v_head].
-    o: Matrix<'a>,
+    o: Weight<'a>,
     dims: MlaConfig,
 }
 
@@ -71,7 +74,7 @@ fn head_floats(rows: usize, dims: &MlaConfig) -> usize {
 }
 
 impl<'a> Mla<'a> {
-    pub(super) fn new(views: &Views<'a>, prefix: &str) -> anyhow::Result<Self> {
+    pub(super) fn new(views: &Views<'a, '_>, prefix: &str) -> anyhow::Result<Self> {
         let matrix = |name: &str| views.matrix(&format!("{prefix}.{name}.weight"));
         Ok(Self {
             q_a: matrix("q_a_proj")?,
@@ -87,6 +90,9 @@ impl<'a> Mla<'a> {
     }
 
     /// `x`, `out`: [rows, hidden]. `runs` are consecutive rows of one sequence each.
+    ///
+    /// # Errors
+    /// A weight cannot be read.
     pub fn forward<'s>(
         &self,
         n: &Numerics,
@@ -94,37 +100,39 @@ impl<'a> Mla<'a> {
         runs: impl Iterator<Item = (std::ops::Range<usize>, &'s mut MlaState)>,
         buf: &mut MlaBuffers,
         out: &mut [f32],
-    ) {
+    ) -> anyhow::Result<()> {
         let d = &self.dims;
         let rows = x.len() / self.q_a.cols();
         let (q_a, kv) = (&mut buf.q_a[..rows * d.q_lora], &mut buf.kv[..rows * d.cache_width()]);
         let gate = &mut buf.gate[..rows * d.width()];
-        let mut products = [
-            Product::new(self.q_a, q_a, rows),
-            Product::new(self.kv_a, kv, rows),
-            Product::new(self.g, gate, rows),
-        ];
-        multiply(n.kernels, n.dense, x, rows, &mut products, &mut buf.scratch);
+        let products = [(&self.q_a, q_a), (&self.kv_a, kv), (&self.g, gate)];
+        multiply(n, x, rows, products, &mut buf.scratch)?;
         let (q_a, kv) = (&mut buf.q_a[..rows * d.q_lora], &mut buf.kv[..rows * d.cache_width()]);
         q_a.chunks_exact_mut(d.q_lora).for_each(|q| rms_norm(q, self.q_norm, LOW_RANK_EPS));
         for row in kv.chunks_exact_mut(d.cache_width()) {
             rms_norm(&mut row[..d.kv_lora], self.kv_norm, LOW_RANK_EPS);
         }
         let q = &mut buf.q[..rows * self.q_b.rows()];
-        let mut products = [Product::new(self.q_b, q, rows)];
-        multiply(n.kernels, n.dense, q_a, rows, &mut products, &mut buf.scratch);
+        multiply(n, q_a, rows, [(&self.q_b, q)], &mut buf.scratch)?;
+        let kv_b = self.kv_b.hold()?;
         for (range, state) in runs {
             let new = range.start * d.cache_width()..range.end * d.cache_width();
             state.rows.extend_from_slice(&buf.kv[new]);
-            self.attend(range, state, buf);
+            self.attend(range, kv_b.matrix(), state, buf);
         }
+        drop(kv_b);
         let context = &buf.context[..rows * d.width()];
-        let mut products = [Product::new(self.o, out, rows)];
-        multiply(n.kernels, n.dense, context, rows, &mut products, &mut buf.scratch);
+        multiply(n, context, rows, [(&self.o, out)], &mut buf.scratch)
     }
 
     /// All heads over the rows of one sequence, whose latents are already cached.
-    fn attend(&self, range: std::ops::Range<usize>, state: &MlaState, buf: &mut MlaBuffers) {
+    fn attend(
+        &self,
+        range: std::ops::Range<usize>,
+        kv_b: Matrix<'_>,
+        state: &MlaState,
+        buf: &mut MlaBuffers,
+    ) {
         let d = &self.dims;
         let (rows, key) = (range.len(), d.nope + d.rope);
         let span = |width: usize| range.start * width..range.end * width;
@@ -138,8 +146,8 @@ impl<'a> Mla<'a> {
             let (absorbed, rest) = memory.split_at_mut(rows * d.cache_width());
             let (sums, decoded) = rest.split_at_mut(rows * d.kv_lora);
             let first = head * (d.nope + d.v_head);
-            let keys = self.kv_b.slice_rows(first..first + d.nope);
-            let values = self.kv_b.slice_rows(first + d.nope..first + d.nope + d.v_head);
+            let keys = kv_b.slice_rows(first..first + d.nope);
+            let values = kv_b.slice_rows(first + d.nope..first + d.nope + d.v_head);
             self.absorb(keys, &mut queries, absorbed, decoded);
             for t in 0..rows {
                 let visible = state.rows.len() / d.cache_width() - (rows - 1 - t);

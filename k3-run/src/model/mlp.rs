@@ -1,7 +1,7 @@
 //! Dense FFN and shared experts: `down(situ(gate x, up x))`.
 
-use crate::kernels::{Activations, Matrix};
-use crate::linear::{Product, multiply};
+use crate::dense::{Weight, multiply};
+use crate::kernels::Activations;
 use crate::model::norm::situ_glu;
 use crate::parallel::{Chunks, for_each};
 
@@ -10,11 +10,11 @@ use super::{Numerics, Views};
 /// Weights of a SiTU FFN.
 pub struct Mlp<'a> {
     /// Gate projection [inter, hidden].
-    pub gate: Matrix<'a>,
+    pub gate: Weight<'a>,
     /// Up projection [inter, hidden].
-    pub up: Matrix<'a>,
+    pub up: Weight<'a>,
     /// Down projection [hidden, inter].
-    pub down: Matrix<'a>,
+    pub down: Weight<'a>,
 }
 
 /// Memory of an FFN for a number of rows.
@@ -35,12 +35,15 @@ impl MlpBuffers {
 }
 
 impl<'a> Mlp<'a> {
-    pub(super) fn new(views: &Views<'a>, prefix: &str) -> anyhow::Result<Self> {
+    pub(super) fn new(views: &Views<'a, '_>, prefix: &str) -> anyhow::Result<Self> {
         let matrix = |name: &str| views.matrix(&format!("{prefix}.{name}_proj.weight"));
         Ok(Self { gate: matrix("gate")?, up: matrix("up")?, down: matrix("down")? })
     }
 
     /// `out <- down(situ(gate x, up x))`; `x`, `out`: [rows, hidden].
+    ///
+    /// # Errors
+    /// A weight cannot be read.
     pub fn forward(
         &self,
         n: &Numerics,
@@ -48,20 +51,27 @@ impl<'a> Mlp<'a> {
         rows: usize,
         buf: &mut MlpBuffers,
         out: &mut [f32],
-    ) {
+    ) -> anyhow::Result<()> {
         let width = rows * self.gate.rows();
         let (gate, up) = (&mut buf.gate[..width], &mut buf.up[..width]);
-        let mut products = [Product::new(self.gate, gate, rows), Product::new(self.up, up, rows)];
-        multiply(n.kernels, n.dense, x, rows, &mut products, &mut buf.scratch);
-        self.finish(n, rows, buf, out);
+        multiply(n, x, rows, [(&self.gate, gate), (&self.up, up)], &mut buf.scratch)?;
+        self.finish(n, rows, buf, out)
     }
 
     /// The second half, from gate and up projections already in `buf`.
-    pub fn finish(&self, n: &Numerics, rows: usize, buf: &mut MlpBuffers, out: &mut [f32]) {
+    ///
+    /// # Errors
+    /// A weight cannot be read.
+    pub fn finish(
+        &self,
+        n: &Numerics,
+        rows: usize,
+        buf: &mut MlpBuffers,
+        out: &mut [f32],
+    ) -> anyhow::Result<()> {
         let width = rows * self.gate.rows();
         situ_rows(n, &mut buf.gate[..width], &buf.up[..width]);
-        let mut products = [Product::new(self.down, out, rows)];
-        multiply(n.kernels, n.dense, &buf.gate[..width], rows, &mut products, &mut buf.scratch);
+        multiply(n, &buf.gate[..width], rows, [(&self.down, out)], &mut buf.scratch)
     }
 }
 

@@ -4,8 +4,9 @@
 use half::bf16;
 use k3_formats::config::MoeConfig;
 
+use crate::dense::{self, Weight};
 use crate::experts::{ExpertStore, Loaded};
-use crate::kernels::{Activations, Matrix};
+use crate::kernels::Activations;
 use crate::linear::{Product, multiply};
 use crate::model::mlp::{Mlp, MlpBuffers};
 use crate::model::norm::{rms_norm, sigmoid, situ_glu};
@@ -17,12 +18,12 @@ use super::{Numerics, Views};
 /// Weights of a MoE layer but for its routed experts.
 pub struct Moe<'a> {
     /// Router [experts, hidden].
-    router: Matrix<'a>,
+    router: Weight<'a>,
     /// Added to the scores for the choice only, [experts].
     bias: &'a [f32],
     /// Into the latent [latent, hidden] and back [hidden, latent].
-    down: Matrix<'a>,
-    up: Matrix<'a>,
+    down: Weight<'a>,
+    up: Weight<'a>,
     /// Norm of the experts' sum, [latent].
     norm: &'a [bf16],
     shared: Mlp<'a>,
@@ -75,7 +76,7 @@ impl MoeBuffers {
 }
 
 impl<'a> Moe<'a> {
-    pub(super) fn new(views: &Views<'a>, prefix: &str) -> anyhow::Result<Self> {
+    pub(super) fn new(views: &Views<'a, '_>, prefix: &str) -> anyhow::Result<Self> {
         let matrix = |name: &str| views.matrix(&format!("{prefix}.{name}.weight"));
         Ok(Self {
             router: matrix("gate")?,
@@ -108,17 +109,17 @@ impl<'a> Moe<'a> {
         let inter = rows * self.shared.gate.rows();
         let (scores, latent) =
             (&mut buf.scores[..rows * d.experts], &mut buf.latent[..rows * d.latent]);
-        let mut products = [
-            Product::new(self.router, scores, rows),
-            Product::new(self.down, latent, rows),
-            Product::new(self.shared.gate, &mut mlp.gate[..inter], rows),
-            Product::new(self.shared.up, &mut mlp.up[..inter], rows),
+        let products = [
+            (&self.router, scores),
+            (&self.down, latent),
+            (&self.shared.gate, &mut mlp.gate[..inter]),
+            (&self.shared.up, &mut mlp.up[..inter]),
         ];
-        multiply(n.kernels, n.dense, x, rows, &mut products, &mut buf.scratch);
+        dense::multiply(n, x, rows, products, &mut buf.scratch)?;
 
         self.choose(rows, buf);
         let mut fetch = store.fetch(container, layer, &buf.needed);
-        self.shared.finish(n, rows, mlp, shared_out);
+        self.shared.finish(n, rows, mlp, shared_out)?;
         loop {
             fetch.ready(&mut buf.ready)?;
             if buf.ready.is_empty() {
@@ -131,8 +132,7 @@ impl<'a> Moe<'a> {
         let latent = &mut buf.latent[..rows * d.latent];
         sum_outputs(latent, &buf.outputs, &buf.chosen, d);
         latent.chunks_exact_mut(d.latent).for_each(|y| rms_norm(y, self.norm, n.eps));
-        let mut products = [Product::new(self.up, out, rows)];
-        multiply(n.kernels, n.dense, latent, rows, &mut products, &mut buf.scratch);
+        dense::multiply(n, latent, rows, [(&self.up, &mut *out)], &mut buf.scratch)?;
         out.iter_mut().zip(shared_out).for_each(|(o, s)| *o += *s);
         Ok(())
     }

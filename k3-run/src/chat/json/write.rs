@@ -84,17 +84,40 @@ pub(super) fn float_repr(x: f64) -> String {
     if x.is_infinite() {
         return if x > 0.0 { "Infinity" } else { "-Infinity" }.to_owned();
     }
-    let scientific = format!("{x:e}");
-    let exponent: i32 =
-        scientific.split_once('e').and_then(|(_, exponent)| exponent.parse().ok()).unwrap_or(0);
-    if (-4..16).contains(&exponent) {
-        // Display never uses an exponent, and leaves out the ".0" of whole numbers.
-        let plain = x.to_string();
-        return if plain.contains('.') { plain } else { plain + ".0" };
+    let (digits, exponent) = shortest_digits(x.abs());
+    let sign = if x.is_sign_negative() { "-" } else { "" };
+    let (first, rest) = digits.split_at(1);
+    match exponent {
+        16.. | ..-4 => {
+            let point = if rest.is_empty() { "" } else { "." };
+            let exponent_sign = if exponent < 0 { '-' } else { '+' };
+            format!("{sign}{first}{point}{rest}e{exponent_sign}{:02}", exponent.unsigned_abs())
+        }
+        0.. => {
+            // Digits up to the point, and at least one behind it.
+            let whole = exponent as usize + 1;
+            let padded = format!("{digits:0<width$}", width = whole + 1);
+            format!("{sign}{}.{}", &padded[..whole], &padded[whole..])
+        }
+        _ => format!("{sign}0.{}{digits}", "0".repeat(exponent.unsigned_abs() as usize - 1)),
     }
-    let digits = scientific.split('e').next().unwrap_or_default();
-    let sign = if exponent < 0 { '-' } else { '+' };
-    format!("{digits}e{sign}{:02}", exponent.unsigned_abs())
+}
+
+/// The shortest digits that read back as `x` (finite, not negative), and the power of ten
+/// of the first. Where two are as short and as near, the even one, as in Python; the
+/// standard library rounds those up, so the digits are taken from serde_json.
+fn shortest_digits(x: f64) -> (String, i32) {
+    let text = serde_json::Number::from_f64(x).map_or_else(String::new, |n| n.to_string());
+    let (mantissa, exponent) = text.split_once('e').unwrap_or((&text, "0"));
+    let exponent: i32 = exponent.parse().unwrap_or(0);
+    let (whole, fraction) = mantissa.split_once('.').unwrap_or((mantissa, ""));
+    let all = format!("{whole}{fraction}");
+    let zeros = all.len() - all.trim_start_matches('0').len();
+    let digits = all.trim_matches('0');
+    if digits.is_empty() {
+        return ("0".to_owned(), 0);
+    }
+    (digits.to_owned(), exponent + whole.len() as i32 - 1 - zeros as i32)
 }
 
 #[cfg(test)]
@@ -108,6 +131,13 @@ mod tests {
             (-0.0, "-0.0"),
             (0.1, "0.1"),
             (1.0 / 3.0, "0.3333333333333333"),
+            (10.0, "10.0"),
+            (1e15, "1000000000000000.0"),
+            (-1.5, "-1.5"),
+            // Halfway between two shortest spellings.
+            (907_572_309_377_116.0 + 0.25, "907572309377116.2"),
+            (834_738_198_524_618.0 + 0.25, "834738198524618.2"),
+            (5e-324, "5e-324"),
             (1e-4, "0.0001"),
             (9.999_999_999_999_999e-5, "9.999999999999999e-05"),
             (1e-10, "1e-10"),
