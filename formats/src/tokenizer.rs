@@ -31,7 +31,7 @@ use special::{Roles, SpecialTokens};
 use vocabulary::Vocabulary;
 
 pub use special::SPECIAL_SLOTS;
-pub use split::{PATTERN, piece_end};
+pub use split::{PATTERN, Pieces, pieces};
 pub use stream::StreamDecoder;
 
 /// Longest `tiktoken.model` read, in bytes; the released one has 2,795,286.
@@ -139,15 +139,11 @@ impl Tokenizer {
 
     /// Encodes text without special tokens that no window boundary lies in.
     fn encode_ordinary(&self, text: &str, merger: &mut Merger, ids: &mut Vec<u32>) {
-        let mut at = 0;
-        while at < text.len() {
-            let end = split::piece_end(text, at);
-            let piece = &text.as_bytes()[at..end];
-            match self.vocabulary.id(piece) {
+        for piece in split::pieces(text) {
+            match self.vocabulary.id(piece.as_bytes()) {
                 Some(id) => ids.push(id),
-                None => merger.encode(&self.vocabulary, piece, ids),
+                None => merger.encode(&self.vocabulary, piece.as_bytes(), ids),
             }
-            at = end;
         }
     }
 

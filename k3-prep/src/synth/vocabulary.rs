@@ -9,7 +9,7 @@ use std::io::{self, Write};
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use k3_formats::tokenizer::piece_end;
+use k3_formats::tokenizer::pieces;
 
 const CORPUS: &str = include_str!("corpus.txt");
 /// Pairs seen fewer times than this are no use as tokens.
@@ -179,16 +179,6 @@ impl Word {
         }
         self.ranks = merged;
     }
-}
-
-/// The pieces of a text, which no token crosses.
-fn pieces(text: &str) -> impl Iterator<Item = &str> {
-    let mut at = 0;
-    std::iter::from_fn(move || {
-        let start = at;
-        at = (start < text.len()).then(|| piece_end(text, start))?;
-        Some(&text[start..at])
-    })
 }
 
 #[cfg(test)]
