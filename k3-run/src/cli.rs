@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use crate::experts::DirectIo;
+use crate::memory::MemoryMode;
 
 /// Run Kimi K3 on this machine.
 ///
@@ -53,8 +54,28 @@ pub struct EngineArgs {
     #[arg(long, value_name = "N", default_value_t = 32, env = "K3_CHUNK", value_parser = positive)]
     pub chunk: usize,
 
+    /// Memory for everything, for example 24G; more than this is never taken. Default: what
+    /// is free now and allowed by the cgroup, less a reserve for others.
+    #[arg(long, value_name = "SIZE", env = "K3_RAM", value_parser = size)]
+    pub ram: Option<u64>,
+
+    /// Where the dense weights are: `mmap` maps them from the container, `resident` copies
+    /// them into private memory, `stream` keeps what the budget allows and reads the rest
+    /// again for every token. Never changes a result.
+    #[arg(long, value_enum, default_value_t, value_name = "MODE")]
+    pub memory: MemoryMode,
+
+    /// Lock the weights that are kept in memory, so that they are never swapped out.
+    #[arg(long)]
+    pub pin: bool,
+
+    /// Tokens to have room for, prompt included. Default: what is asked for, or 4096 where
+    /// that is not known.
+    #[arg(long, value_name = "N", env = "K3_MAXT", value_parser = positive)]
+    pub context: Option<usize>,
+
     /// Memory for cached experts, for example 24G. One expert is always kept. Never
-    /// changes a result. Default: half of the memory that is free now.
+    /// changes a result. Default: what the dense weights leave of --ram.
     #[arg(long, value_name = "SIZE", value_parser = size)]
     pub expert_cache: Option<u64>,
 
@@ -79,6 +100,14 @@ pub struct EngineArgs {
     /// Stop after this many layers, for comparisons with other engines.
     #[arg(long, value_name = "N", env = "K3_LAYERS", value_parser = positive)]
     pub layers: Option<usize>,
+}
+
+impl EngineArgs {
+    /// The same with room for `tokens`, unless the user said how many.
+    #[must_use]
+    pub fn with_context(&self, tokens: usize) -> Self {
+        Self { context: self.context.or(Some(tokens)), ..self.clone() }
+    }
 }
 
 /// Where activations are rounded to int8.
@@ -106,10 +135,6 @@ pub struct GenerateArgs {
     /// Most tokens to generate.
     #[arg(short = 'n', long, value_name = "N", default_value_t = 256, value_parser = positive)]
     pub tokens: usize,
-
-    /// Tokens there is room for, prompt included. Default: what prompt and -n need.
-    #[arg(long, value_name = "N", env = "K3_MAXT", value_parser = positive)]
-    pub context: Option<usize>,
 
     /// 0 takes the most likely token, 1 samples as the model says.
     #[arg(long, value_name = "T", default_value_t = 0.0, env = "COLI_TEMP")]

@@ -26,7 +26,7 @@ mod populate;
 mod ring;
 
 pub(crate) use embedding::Embedding;
-pub use placement::{Placement, RING_SLOTS, choose, kept_bytes, slot_bytes, streamed_bytes};
+pub use placement::{Pieces, Placement, RING_SLOTS, choose, kept_bytes};
 
 use loader::{Kept, Loader, Piece, Shared};
 use populate::Populate;

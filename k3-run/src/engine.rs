@@ -7,11 +7,11 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::bail;
-use k3_formats::Error;
+use k3_formats::{Error, ModelConfig};
 
 use crate::dense::{self, Dense, Embedding};
 use crate::experts::ExpertStore;
-use crate::kernels::Activations;
+use crate::kernels::{Activations, Arithmetic};
 use crate::model::attn_res::{MAX_ENTRIES, Mix};
 use crate::model::kda::KdaBuffers;
 use crate::model::mla::MlaBuffers;
@@ -87,7 +87,7 @@ impl<'a> Engine<'a> {
             return Err(Error::unsupported(problem).item("attn_res_block_size").into());
         }
         let max_rows = max_rows.max(1);
-        let buffers = Buffers::new(&model, max_rows);
+        let buffers = Buffers::new(model.config, model.layers.len(), max_rows, numerics.dense);
         let embedding = Embedding::open(model.container)?;
         Ok(Self { model, dense, embedding, numerics, pool, experts, buffers, max_rows })
     }
@@ -206,6 +206,17 @@ fn check_step(
     Ok(())
 }
 
+/// Bytes of working memory for steps of up to `rows` rows through `layers` layers. The
+/// buffers are made for this and dropped again; untouched, they take no memory.
+pub(crate) fn working_bytes(
+    config: &ModelConfig,
+    layers: usize,
+    rows: usize,
+    arithmetic: Arithmetic,
+) -> u64 {
+    Buffers::new(config, layers, rows, arithmetic).bytes(config)
+}
+
 /// Working memory of a step, all of it reserved from the config.
 struct Buffers {
     /// Running sum, [rows, hidden].
@@ -225,22 +236,31 @@ struct Buffers {
 }
 
 impl Buffers {
-    fn new(model: &Model, rows: usize) -> Self {
-        let config = model.config;
+    fn new(config: &ModelConfig, layers: usize, rows: usize, arithmetic: Arithmetic) -> Self {
         let wide = || vec![0.0; rows * config.hidden];
+        let blocks = layers.div_ceil(config.attn_res_block);
         Self {
             prefix: wide(),
-            blocks: (0..model.blocks()).map(|_| wide()).collect(),
+            blocks: (0..blocks).map(|_| wide()).collect(),
             x: wide(),
             out: wide(),
             shared: wide(),
-            kda: KdaBuffers::new(rows, &config.kda),
-            mla: MlaBuffers::new(rows, &config.mla),
-            mlp: MlpBuffers::new(rows, config.dense_inter.max(config.moe.shared_inter)),
-            moe: MoeBuffers::new(rows, &config.moe),
-            head: Activations::new(),
-            logits: Vec::new(),
+            kda: KdaBuffers::new(rows, config, arithmetic),
+            mla: MlaBuffers::new(rows, config, arithmetic),
+            mlp: MlpBuffers::new(rows, config, arithmetic),
+            moe: MoeBuffers::new(rows, config, arithmetic),
+            head: Activations::with_room(rows, config.hidden, arithmetic),
+            logits: Vec::with_capacity(rows * config.vocab),
         }
+    }
+
+    /// Bytes reserved.
+    fn bytes(&self, config: &ModelConfig) -> u64 {
+        let Self { prefix, blocks, x, out, shared, kda, mla, mlp, moe, head, logits } = self;
+        let rows = [prefix, x, out, shared, logits].into_iter().chain(blocks);
+        let floats: usize = rows.map(|b| b.capacity() * size_of::<f32>()).sum();
+        let parts = kda.bytes() + mla.bytes() + mlp.bytes() + moe.bytes(&config.moe);
+        floats as u64 + parts + head.bytes()
     }
 }
 

@@ -17,6 +17,7 @@ pub mod engine;
 pub mod experts;
 pub mod kernels;
 pub mod linear;
+pub mod memory;
 pub mod model;
 pub mod open;
 pub mod parallel;

@@ -24,6 +24,11 @@ use mla::Mla;
 use mlp::Mlp;
 use moe::Moe;
 
+/// Bytes reserved by these buffers.
+fn f32_bytes<const N: usize>(buffers: [&Vec<f32>; N]) -> u64 {
+    buffers.iter().map(|b| (b.capacity() * size_of::<f32>()) as u64).sum()
+}
+
 /// How numbers are computed: the kernels, their precision, and the config's constants.
 #[derive(Debug, Clone, Copy)]
 pub struct Numerics {

@@ -2,22 +2,22 @@
 
 use std::path::{Path, PathBuf};
 
-use anyhow::Context;
-use k3_formats::container::Container;
+use k3_formats::container::{Container, TOKENIZER_FILE};
 use k3_formats::tokenizer::Tokenizer;
 use k3_formats::{Error, text_file};
 
 use crate::cli::{Act8, EngineArgs};
-use crate::dense::{Dense, Placement};
+use crate::dense::Dense;
 use crate::engine::Engine;
 use crate::experts::{ExpertOptions, ExpertStore};
 use crate::kernels::{Arithmetic, Kernels};
+use crate::memory::{self, MemoryMode, MemoryPlan, Request};
 use crate::model::{Model, Numerics};
 use crate::parallel::{Pool, default_threads};
 use crate::report::say;
 
-/// File name of the prepared tokenizer in a container.
-const TOKENIZER_FILE: &str = "tokenizer.bin";
+/// Tokens of context unless told otherwise.
+pub const DEFAULT_CONTEXT: usize = 4096;
 
 /// Opens the tokenizer of a container.
 ///
@@ -68,21 +68,64 @@ pub fn engine<'a>(
         Some(name) => Kernels::by_name(name)?,
         None => Kernels::detect(),
     };
+    let plan = memory_plan(container, args, act8)?;
     let mut notes = Vec::new();
-    let experts = ExpertStore::open(container, &expert_options(container, args)?, &mut notes)?;
+    let options = expert_options(container, args, plan.cache_bytes)?;
+    let experts = ExpertStore::open(container, &options, &mut notes)?;
     notes.iter().for_each(|note| say(format_args!("note: {note}")));
+    if args.memory == MemoryMode::Auto {
+        say(format_args!("memory: {}", plan.summary()));
+    }
     let act8 = args.act8.unwrap_or(act8);
-    let arithmetic = |on: bool| if on { Arithmetic::Act8 } else { Arithmetic::Exact };
     let (dense, routed) = (arithmetic(act8 == Act8::On), arithmetic(act8 != Act8::Off));
     let numerics = Numerics::new(&container.config, kernels, dense, routed);
     let pool = Pool::new(args.threads.unwrap_or_else(default_threads))?;
-    let layers = args.layers.unwrap_or(usize::MAX).clamp(1, container.config.layers());
-    let dense = Dense::new(container, layers, &Placement::MAPPED)?;
+    let layers = layers(container, args);
+    let dense = Dense::new(container, layers, &plan.placement)?;
     let model = Model::new(container, &dense, layers)?;
     Engine::new(model, dense, numerics, pool, experts, args.chunk)
 }
 
-fn expert_options(container: &Container, args: &EngineArgs) -> anyhow::Result<ExpertOptions> {
+/// Plans the memory of an engine for `container`; `act8` is what the user's silence means.
+///
+/// # Errors
+/// The budget is too small.
+pub fn memory_plan(
+    container: &Container,
+    args: &EngineArgs,
+    act8: Act8,
+) -> anyhow::Result<MemoryPlan> {
+    let threads = args.threads.unwrap_or_else(default_threads);
+    MemoryPlan::new(
+        container,
+        &Request {
+            ram: args.ram.unwrap_or_else(|| memory::spare().bytes()),
+            mode: args.memory,
+            layers: layers(container, args),
+            context: args.context.unwrap_or(DEFAULT_CONTEXT).min(container.config.max_context),
+            sequences: 1,
+            rows: args.chunk,
+            arithmetic: arithmetic(args.act8.unwrap_or(act8) == Act8::On),
+            expert_cache: args.expert_cache,
+            threads: threads + args.readers,
+            lock: args.pin,
+        },
+    )
+}
+
+fn layers(container: &Container, args: &EngineArgs) -> usize {
+    args.layers.unwrap_or(usize::MAX).clamp(1, container.config.layers())
+}
+
+fn arithmetic(act8: bool) -> Arithmetic {
+    if act8 { Arithmetic::Act8 } else { Arithmetic::Exact }
+}
+
+fn expert_options(
+    container: &Container,
+    args: &EngineArgs,
+    cache_bytes: u64,
+) -> anyhow::Result<ExpertOptions> {
     let dirs = if args.snapshot.is_empty() {
         let recorded = &container.manifest.snapshot;
         if recorded.is_empty() {
@@ -95,18 +138,5 @@ fn expert_options(container: &Container, args: &EngineArgs) -> anyhow::Result<Ex
     } else {
         args.snapshot.clone()
     };
-    let cache_bytes = match args.expert_cache {
-        Some(bytes) => bytes,
-        None => available_memory().context("cannot tell how much memory is free")? / 2,
-    };
     Ok(ExpertOptions { dirs, cache_bytes, direct_io: args.direct_io, readers: args.readers })
-}
-
-/// Memory that can be taken without pushing anything out, in bytes.
-fn available_memory() -> anyhow::Result<u64> {
-    let text = fs_err::read_to_string("/proc/meminfo")?;
-    let line =
-        text.lines().find_map(|l| l.strip_prefix("MemAvailable:")).context("no MemAvailable")?;
-    let kib: u64 = line.trim().trim_end_matches("kB").trim().parse()?;
-    Ok(kib << 10)
 }

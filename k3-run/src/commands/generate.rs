@@ -19,9 +19,10 @@ pub(super) fn run(args: &GenerateArgs) -> anyhow::Result<()> {
     let start = Instant::now();
     let container = Container::open(&args.engine.container)?;
     let tokenizer = open::tokenizer(&container.dir)?;
-    let mut engine = open::engine(&container, &args.engine, Act8::Experts)?;
     let prompt = prompt_ids(args, &tokenizer)?;
-    let context = args.context.unwrap_or(prompt.len() + args.tokens);
+    let options = args.engine.with_context(prompt.len() + args.tokens);
+    let context = options.context.unwrap_or(open::DEFAULT_CONTEXT);
+    let mut engine = open::engine(&container, &options, Act8::Experts)?;
     let mut sampler = Sampler::new(sampling(args), container.config.vocab)?;
     let mut writer = Writer::new(&tokenizer, args.print);
     let stop = open::stop_ids(&container, &tokenizer)?;

@@ -15,7 +15,6 @@ use crate::open;
 
 pub(super) fn run(args: &LogitsArgs) -> anyhow::Result<()> {
     let container = Container::open(&args.engine.container)?;
-    let mut engine = open::engine(&container, &args.engine, Act8::Off)?;
     let rows = match &args.x0 {
         Some(path) => read_rows(path, container.config.hidden)?,
         None => Vec::new(),
@@ -24,12 +23,21 @@ pub(super) fn run(args: &LogitsArgs) -> anyhow::Result<()> {
         Some(ids) => Inputs::Ids(&ids.0),
         None => Inputs::Rows(&rows),
     };
+    let options = args.engine.with_context(positions(input, container.config.hidden));
+    let mut engine = open::engine(&container, &options, Act8::Off)?;
     let mut out = create(&args.out)?;
     let mut trace = args.trace.as_deref().map(create).transpose()?;
     teacher_force(&mut engine, input, &mut out, trace.as_mut())?;
     out.flush()?;
     trace.map_or(Ok(()), |mut t| t.flush())?;
     Ok(())
+}
+
+fn positions(input: Inputs<'_>, hidden: usize) -> usize {
+    match input {
+        Inputs::Ids(ids) => ids.len(),
+        Inputs::Rows(x) => x.len() / hidden,
+    }
 }
 
 fn create(path: &Path) -> anyhow::Result<std::io::BufWriter<File>> {
@@ -54,10 +62,7 @@ pub(crate) fn teacher_force(
     mut trace: Option<&mut impl Write>,
 ) -> anyhow::Result<()> {
     let hidden = engine.model().config.hidden;
-    let positions = match input {
-        Inputs::Ids(ids) => ids.len(),
-        Inputs::Rows(x) => x.len() / hidden,
-    };
+    let positions = positions(input, hidden);
     let (chunk, points) = (engine.max_rows(), engine.model().layers.len() + 1);
     let mut state = engine.new_state(positions);
     let cancel = AtomicBool::new(false);

@@ -11,31 +11,13 @@ use memmap2::{Advice, MmapMut};
 
 use super::cut::Cut;
 use super::files::Files;
-use super::placement::{RING_SLOTS, pieces, slot_bytes};
+use super::placement::{Pieces, RING_SLOTS};
 use super::ring::{Kind, Next, Ring, Ticket};
 use super::{DenseMatrix, Home, file_name};
-use crate::experts::DIRECT_ALIGN;
 use crate::kernels::Matrix;
-use crate::model::mla::LATENT_UP;
-
-/// Bytes of codes in one streamed piece: long enough for a disk to be at its best.
-const PIECE: usize = 8 << 20;
 
 /// Threads that read pieces: two requests in flight keep most drives busy.
 const READERS: usize = 2;
-
-/// Rows of one piece of a matrix. The up-projection of MLA's latent is used by all heads
-/// at once and stays whole.
-pub(super) fn piece_rows(matrix: &DenseMatrix) -> usize {
-    let (place, rows) = (&matrix.place, matrix.place.rows);
-    let per_row = place.format.code_bytes_per_row(place.cols);
-    if matrix.name.ends_with(LATENT_UP) || per_row == 0 {
-        return rows.max(1);
-    }
-    // Pieces that begin on blocks need no bytes of their neighbours.
-    let aligned = DIRECT_ALIGN >> per_row.trailing_zeros().min(DIRECT_ALIGN.trailing_zeros());
-    (PIECE / per_row / aligned * aligned).max(aligned)
-}
 
 struct Entry {
     name: String,
@@ -274,6 +256,7 @@ impl Loader {
         lock_kept: bool,
     ) -> anyhow::Result<Self> {
         assert_eq!(matrices.len(), keep.len(), "a placement of this model");
+        let pieces = Pieces::new(matrices);
         let mut script = Vec::new();
         let mut entries = Vec::with_capacity(matrices.len());
         for (matrix, &keep) in matrices.iter().zip(keep) {
@@ -284,7 +267,7 @@ impl Loader {
             if keep {
                 script.push(entry(Cut::new(&matrix.place, 0..matrix.place.rows), Kind::Kept));
             } else {
-                script.extend(pieces(matrix).map(|cut| entry(cut, streamed)));
+                script.extend(pieces.of(matrix).map(|cut| entry(cut, streamed)));
             }
             entries.push(first..script.len());
         }
@@ -299,7 +282,7 @@ impl Loader {
         let shared = Arc::new(Shared {
             files: Files::new(container),
             script,
-            slot_bytes: slot_bytes(matrices, keep),
+            slot_bytes: pieces.largest(matrices, keep),
             lock_kept,
             unlocked: OnceLock::new(),
             bytes_read: AtomicU64::new(0),

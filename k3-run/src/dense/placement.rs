@@ -1,16 +1,13 @@
 //! Which matrices stay in memory when not all of them can.
 
 use super::cut::Cut;
-use super::loader::piece_rows;
 use super::{DenseMatrix, MatrixPlace};
+use crate::experts::DIRECT_ALIGN;
+use crate::model::mla::LATENT_UP;
 
 /// Buffers of the ring that streamed pieces are read into: one in use, one for each
 /// reader, and a few ahead of the computation.
 pub const RING_SLOTS: usize = 6;
-
-/// Matrices below this many bytes are kept first: reading one costs a request, whatever
-/// its size.
-const SMALL: u64 = 4 << 20;
 
 /// Where the dense weights are.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -39,24 +36,46 @@ pub fn kept_bytes(place: &MatrixPlace) -> u64 {
     Cut::new(place, 0..place.rows).buffer_bytes() as u64
 }
 
-/// Bytes read for a matrix in every step that uses it, when it is streamed.
-pub fn streamed_bytes(matrix: &DenseMatrix) -> u64 {
-    pieces(matrix).map(|cut| cut.buffer_bytes() as u64).sum()
+/// How matrices are cut into the pieces they are streamed in.
+#[derive(Debug, Clone, Copy)]
+pub struct Pieces {
+    bytes: usize,
 }
 
-/// Bytes of one buffer of the ring: the largest piece among the matrices that are
-/// streamed; none if all are kept.
-pub fn slot_bytes(matrices: &[DenseMatrix], keep: &[bool]) -> usize {
-    let streamed = matrices.iter().zip(keep).filter(|(_, keep)| !**keep);
-    let pieces = streamed.flat_map(|(matrix, _)| pieces(matrix).map(|cut| cut.buffer_bytes()));
-    pieces.max().unwrap_or(0)
-}
+impl Pieces {
+    /// For a model of these matrices: pieces long enough for a disk to be at its best, but
+    /// so short that the ring is a small part of the model.
+    pub fn new(matrices: &[DenseMatrix]) -> Self {
+        let total: u64 = matrices.iter().map(DenseMatrix::bytes).sum();
+        Self { bytes: (total / 64).clamp(64 << 10, 8 << 20) as usize }
+    }
 
-/// The pieces a matrix is streamed in.
-pub(super) fn pieces(matrix: &DenseMatrix) -> impl Iterator<Item = Cut> {
-    let (place, step) = (&matrix.place, piece_rows(matrix));
-    let rows = place.rows;
-    (0..rows).step_by(step).map(move |first| Cut::new(place, first..rows.min(first + step)))
+    /// The pieces of a matrix. The up-projection of MLA's latent is used by all heads at
+    /// once and stays whole.
+    pub(super) fn of(self, matrix: &DenseMatrix) -> impl Iterator<Item = Cut> {
+        let (place, rows) = (&matrix.place, matrix.place.rows);
+        let per_row = place.format.code_bytes_per_row(place.cols).max(1);
+        // Pieces that begin on blocks need no bytes of their neighbours.
+        let aligned = DIRECT_ALIGN >> per_row.trailing_zeros().min(DIRECT_ALIGN.trailing_zeros());
+        let step = match matrix.name.ends_with(LATENT_UP) {
+            true => rows.max(1),
+            false => (self.bytes / per_row / aligned * aligned).max(aligned),
+        };
+        (0..rows).step_by(step).map(move |first| Cut::new(place, first..rows.min(first + step)))
+    }
+
+    /// Bytes read for a matrix in every step that uses it.
+    pub fn read_bytes(self, matrix: &DenseMatrix) -> u64 {
+        self.of(matrix).map(|cut| cut.buffer_bytes() as u64).sum()
+    }
+
+    /// Bytes of one buffer of the ring: the largest piece among the matrices that are
+    /// streamed; none if all are kept.
+    pub fn largest(self, matrices: &[DenseMatrix], keep: &[bool]) -> usize {
+        let streamed = matrices.iter().zip(keep).filter(|(_, keep)| !**keep);
+        let pieces = streamed.flat_map(|(matrix, _)| self.of(matrix));
+        pieces.map(|cut| cut.buffer_bytes()).max().unwrap_or(0)
+    }
 }
 
 /// Chooses matrices to keep in `budget` bytes, so that as many bytes as possible need not
@@ -67,7 +86,9 @@ pub fn choose(matrices: &[DenseMatrix], budget: u64) -> Vec<bool> {
     let sizes: Vec<u64> = matrices.iter().map(|m| kept_bytes(&m.place)).collect();
     let mut keep = vec![false; matrices.len()];
     let mut left = budget;
-    for i in (0..matrices.len()).filter(|&i| sizes[i] < SMALL) {
+    // Reading one costs a request, whatever its size.
+    let small = Pieces::new(matrices).bytes as u64 / 2;
+    for i in (0..matrices.len()).filter(|&i| sizes[i] < small) {
         keep[i] = take(&mut left, sizes[i]);
     }
     let layers = |keep: &[bool]| -> Vec<usize> {
@@ -156,12 +177,16 @@ mod tests {
     #[test]
     fn pieces_cover_a_matrix_and_cost_little_more_than_it() {
         let head = matrix(TensorClass::Head, 100_000);
-        let rows: usize =
-            pieces(&head).map(|cut| cut.view(&vec![0; cut.buffer_bytes()]).rows()).sum();
-        assert_eq!(rows, 100_000);
-        let extra = streamed_bytes(&head) - head.bytes();
+        let matrices = [head.clone(), matrix(TensorClass::Kda, 200_000)];
+        let pieces = Pieces::new(&matrices);
+        let rows = pieces.of(&head).map(|cut| cut.view(&vec![0; cut.buffer_bytes()]).rows());
+        assert_eq!(rows.sum::<usize>(), 100_000);
+        let extra = pieces.read_bytes(&head) - head.bytes();
         assert!(extra < head.bytes() / 500, "{extra}");
-        assert!(slot_bytes(std::slice::from_ref(&head), &[false]) < 9 << 20);
-        assert_eq!(slot_bytes(&[head], &[true]), 0);
+        let slot = pieces.largest(&matrices, &[false, true]);
+        assert!((8 << 20..9 << 20).contains(&slot), "{slot}");
+        assert_eq!(pieces.largest(&matrices, &[true, true]), 0);
+        let whole = DenseMatrix { name: format!("x{LATENT_UP}"), ..head };
+        assert_eq!(pieces.of(&whole).count(), 1);
     }
 }

@@ -151,6 +151,35 @@ impl Activations {
         Self::default()
     }
 
+    /// With room for `tokens` rows of up to `cols` columns, for matrices of any format of
+    /// the container; memory is taken when it is first written.
+    pub fn with_room(tokens: usize, cols: usize, arithmetic: Arithmetic) -> Self {
+        let formats = [MatrixFormat::Bf16, MatrixFormat::Int8Row, MatrixFormat::Int4G64];
+        let forms = formats.map(|format| Forms::of_format(format, arithmetic));
+        let forms = forms.into_iter().fold(Forms::default(), |all, one| all | one);
+        let floats = |wanted| if wanted { tokens * padded(cols, PAD) / 16 } else { 0 };
+        let int8 = |wanted, order| {
+            let values = if wanted { tokens * padded(cols, PAD8) } else { 0 };
+            let scales = Vec::with_capacity(values / scale_step(order));
+            Int8 { codes: Vec::with_capacity(values / 64), scales }
+        };
+        Self {
+            natural: Vec::with_capacity(floats(forms.natural)),
+            paired: Vec::with_capacity(floats(forms.paired)),
+            natural8: int8(forms.natural8, Order::Natural),
+            paired8: int8(forms.paired8, Order::Paired),
+            ..Self::default()
+        }
+    }
+
+    /// Bytes reserved.
+    pub fn bytes(&self) -> u64 {
+        let floats = self.natural.capacity() + self.paired.capacity();
+        let int8 = |form: &Int8| form.codes.capacity() + form.scales.capacity();
+        // All of them are vectors of 64 bytes.
+        (64 * (floats + int8(&self.natural8) + int8(&self.paired8))) as u64
+    }
+
     /// Number of rows prepared.
     pub fn tokens(&self) -> usize {
         self.tokens
@@ -224,6 +253,10 @@ impl Activations {
             scales_per_token,
         }
     }
+}
+
+fn padded(cols: usize, pad: usize) -> usize {
+    cols.next_multiple_of(pad)
 }
 
 /// Columns that one vector of lane scales covers.

@@ -1,13 +1,15 @@
 //! Kimi delta attention: short convolutions, a gated decay, and the delta rule on a
 //! 128 x 128 state per head.
 
+use k3_formats::config::ModelConfig;
+
 use crate::dense::{Weight, multiply};
-use crate::kernels::Activations;
+use crate::kernels::{Activations, Arithmetic};
 use crate::model::norm::{rms_norm, sigmoid, silu, sum_of_squares};
 use crate::parallel::{Chunks, Columns, for_each};
 use crate::state::KdaState;
 
-use super::{Numerics, Views};
+use super::{Numerics, Views, f32_bytes};
 
 /// Added to the sum of squares under the root of the q and k norms.
 const L2_EPS: f64 = 1e-6;
@@ -49,8 +51,10 @@ pub struct KdaBuffers {
 }
 
 impl KdaBuffers {
-    /// Room for `rows` rows.
-    pub fn new(rows: usize, config: &k3_formats::config::KdaConfig) -> Self {
+    /// Room for `rows` rows of `config`, whose layers read `hidden` columns.
+    pub fn new(rows: usize, config: &ModelConfig, arithmetic: Arithmetic) -> Self {
+        let hidden = config.hidden;
+        let config = &config.kda;
         let wide = || vec![0.0; rows * config.width()];
         Self {
             q: wide(),
@@ -60,8 +64,14 @@ impl KdaBuffers {
             decay: wide(),
             low_rank: vec![0.0; rows * config.head_dim],
             beta: vec![0.0; rows * config.heads],
-            scratch: Activations::new(),
+            scratch: Activations::with_room(rows, hidden.max(config.width()), arithmetic),
         }
+    }
+
+    /// Bytes reserved.
+    pub fn bytes(&self) -> u64 {
+        let Self { q, k, v, g, decay, low_rank, beta, scratch } = self;
+        f32_bytes([q, k, v, g, decay, low_rank, beta]) + scratch.bytes()
     }
 }
 

@@ -2,15 +2,15 @@
 //! values stay in the latent, which is all that is cached.
 
 use half::bf16;
-use k3_formats::config::MlaConfig;
+use k3_formats::config::{MlaConfig, ModelConfig};
 
 use crate::dense::{Weight, multiply};
-use crate::kernels::{Activations, Matrix};
+use crate::kernels::{Activations, Arithmetic, Matrix};
 use crate::model::norm::{rms_norm, sigmoid};
 use crate::parallel::{Chunks, Columns, for_each};
 use crate::state::MlaState;
 
-use super::{Numerics, Views};
+use super::{Numerics, Views, f32_bytes};
 
 /// eps of the two low-rank norms: the release's code leaves them at this default.
 pub const LOW_RANK_EPS: f32 = 1e-6;
@@ -55,7 +55,8 @@ pub struct MlaBuffers {
 
 impl MlaBuffers {
     /// Room for `rows` rows.
-    pub fn new(rows: usize, dims: &MlaConfig) -> Self {
+    pub fn new(rows: usize, config: &ModelConfig, arithmetic: Arithmetic) -> Self {
+        let dims = &config.mla;
         let buffer = |width: usize| vec![0.0; rows * width];
         Self {
             q_a: buffer(dims.q_lora),
@@ -64,8 +65,14 @@ impl MlaBuffers {
             gate: buffer(dims.width()),
             context: buffer(dims.width()),
             heads: vec![0.0; dims.heads * head_floats(rows, dims)],
-            scratch: Activations::new(),
+            scratch: Activations::with_room(rows, config.hidden.max(dims.width()), arithmetic),
         }
+    }
+
+    /// Bytes reserved.
+    pub fn bytes(&self) -> u64 {
+        let Self { q_a, kv, q, gate, context, heads, scratch } = self;
+        f32_bytes([q_a, kv, q, gate, context, heads]) + scratch.bytes()
     }
 }
 

@@ -1,11 +1,13 @@
 //! Dense FFN and shared experts: `down(situ(gate x, up x))`.
 
+use k3_formats::config::ModelConfig;
+
 use crate::dense::{Weight, multiply};
-use crate::kernels::Activations;
+use crate::kernels::{Activations, Arithmetic};
 use crate::model::norm::situ_glu;
 use crate::parallel::{Chunks, for_each};
 
-use super::{Numerics, Views};
+use super::{Numerics, Views, f32_bytes};
 
 /// Weights of a SiTU FFN.
 pub struct Mlp<'a> {
@@ -28,9 +30,16 @@ pub struct MlpBuffers {
 
 impl MlpBuffers {
     /// Room for `rows` rows of the widest FFN.
-    pub fn new(rows: usize, inter: usize) -> Self {
+    pub fn new(rows: usize, config: &ModelConfig, arithmetic: Arithmetic) -> Self {
+        let inter = config.dense_inter.max(config.moe.shared_inter);
         let buffer = || vec![0.0; rows * inter];
-        Self { gate: buffer(), up: buffer(), scratch: Activations::new() }
+        let scratch = Activations::with_room(rows, config.hidden.max(inter), arithmetic);
+        Self { gate: buffer(), up: buffer(), scratch }
+    }
+
+    /// Bytes reserved.
+    pub fn bytes(&self) -> u64 {
+        f32_bytes([&self.gate, &self.up]) + self.scratch.bytes()
     }
 }
 

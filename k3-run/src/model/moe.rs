@@ -2,18 +2,18 @@
 //! the shared experts on the full width.
 
 use half::bf16;
-use k3_formats::config::MoeConfig;
+use k3_formats::config::{ModelConfig, MoeConfig};
 
 use crate::dense::{self, Weight};
 use crate::experts::{ExpertStore, Loaded};
-use crate::kernels::Activations;
+use crate::kernels::{Activations, Arithmetic};
 use crate::linear::{Product, multiply};
 use crate::model::mlp::{Mlp, MlpBuffers};
 use crate::model::norm::{rms_norm, sigmoid, situ_glu};
 use crate::parallel::{Chunks, for_each};
 use k3_formats::container::Container;
 
-use super::{Numerics, Views};
+use super::{Numerics, Views, f32_bytes};
 
 /// Weights of a MoE layer but for its routed experts.
 pub struct Moe<'a> {
@@ -42,11 +42,11 @@ pub struct MoeBuffers {
     order: Vec<usize>,
     needed: Vec<usize>,
     ready: Vec<Loaded>,
-    work: Vec<ExpertWork>,
     scratch: Activations,
 }
 
-/// Memory of one expert on its rows.
+/// Memory of one expert on its rows. It is made for each use: experts at work together
+/// never have more rows than were chosen, but each of them may have them all.
 #[derive(Default)]
 struct ExpertWork {
     /// Places in `chosen` that want this expert.
@@ -60,7 +60,8 @@ struct ExpertWork {
 
 impl MoeBuffers {
     /// Room for `rows` rows.
-    pub fn new(rows: usize, dims: &MoeConfig) -> Self {
+    pub fn new(rows: usize, config: &ModelConfig, arithmetic: Arithmetic) -> Self {
+        let dims = &config.moe;
         Self {
             scores: vec![0.0; rows * dims.experts],
             latent: vec![0.0; rows * dims.latent],
@@ -69,9 +70,20 @@ impl MoeBuffers {
             order: Vec::with_capacity(dims.experts),
             needed: Vec::with_capacity(dims.experts),
             ready: Vec::with_capacity(dims.experts),
-            work: Vec::new(),
-            scratch: Activations::new(),
+            scratch: Activations::with_room(rows, config.hidden.max(dims.latent), arithmetic),
         }
+    }
+
+    /// Bytes reserved, and those that experts at work take for a while.
+    pub fn bytes(&self, dims: &MoeConfig) -> u64 {
+        let Self { scores, latent, outputs, chosen, order, needed, ready, scratch } = self;
+        let lists = chosen.capacity() * size_of::<(usize, f32)>()
+            + (order.capacity() + needed.capacity()) * size_of::<usize>()
+            + ready.capacity() * size_of::<Loaded>();
+        let inputs = Activations::with_room(1, dims.latent.max(dims.inter), Arithmetic::Exact);
+        let one = 2 * (dims.latent + dims.inter) * size_of::<f32>();
+        let working = (one as u64 + inputs.bytes()) * chosen.capacity() as u64;
+        f32_bytes([scores, latent, outputs]) + scratch.bytes() + lists as u64 + working
     }
 }
 
@@ -154,12 +166,9 @@ impl<'a> Moe<'a> {
     fn compute(&self, n: &Numerics, buf: &mut MoeBuffers) {
         let d = &self.dims;
         let (count, top_k) = (buf.ready.len(), d.top_k);
-        if buf.work.len() < count {
-            buf.work.resize_with(count, ExpertWork::default);
-        }
-        let work = &mut buf.work[..count];
+        let mut work: Vec<ExpertWork> = (0..count).map(|_| ExpertWork::default()).collect();
         let (ready, chosen, latent) = (&buf.ready, &buf.chosen, &buf.latent);
-        for_each((Chunks::new(work, 1), 0..count), 1, |i, (work, _)| {
+        for_each((Chunks::new(&mut work, 1), 0..count), 1, |i, (work, _)| {
             let (work, loaded) = (&mut work.into_slice()[0], &ready[i]);
             work.gather(loaded.expert, chosen, latent, top_k, d);
             let rows = work.places.len();
