@@ -32,6 +32,8 @@ pub enum Command {
     Detokenize(DetokenizeArgs),
     /// Say what is in a container, where its experts are, and how this machine would run it.
     Info(InfoArgs),
+    /// Say where memory would go and what a token would cost, without taking or running it.
+    Plan(PlanArgs),
 }
 
 /// What every command that runs the model takes.
@@ -252,6 +254,21 @@ pub struct DetokenizeArgs {
 /// `k3-run info`.
 #[derive(Debug, Args)]
 pub struct InfoArgs {
+    #[command(flatten)]
+    pub engine: EngineArgs,
+
+    /// Start in full, tokenizer included, and say how long it took and what it needs.
+    #[arg(long)]
+    pub ready: bool,
+
+    /// Print JSON.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `k3-run plan`.
+#[derive(Debug, Args)]
+pub struct PlanArgs {
     #[command(flatten)]
     pub engine: EngineArgs,
 

@@ -3,6 +3,7 @@
 mod generate;
 mod info;
 mod logits;
+mod plan;
 mod tokenize;
 
 use crate::cli::{Cli, Command};
@@ -18,5 +19,6 @@ pub(crate) fn run(cli: &Cli) -> anyhow::Result<()> {
         Command::Tokenize(args) => tokenize::tokenize(args),
         Command::Detokenize(args) => tokenize::detokenize(args),
         Command::Info(args) => info::run(args),
+        Command::Plan(args) => plan::run(args),
     }
 }

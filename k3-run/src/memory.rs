@@ -18,6 +18,7 @@ use crate::kernels::Arithmetic;
 
 mod reuse;
 mod spare;
+pub(crate) mod speed;
 
 pub use spare::{Spare, spare};
 

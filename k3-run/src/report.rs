@@ -13,6 +13,14 @@ pub(crate) fn say(line: Arguments<'_>) {
     let _ = writeln!(io::stderr().lock(), "{line}");
 }
 
+/// Most memory this process has had resident so far, in bytes, where the system tells.
+pub(crate) fn peak_memory() -> Option<u64> {
+    let status = fs_err::read_to_string("/proc/self/status").ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
+    let kib: u64 = line.trim().trim_end_matches("kB").trim_end().parse().ok()?;
+    Some(kib << 10)
+}
+
 /// Prints an error and its hint, and turns it into the exit code: 0 if stdout was closed
 /// by its reader, 1 if something is not what was recorded, else 2.
 pub(crate) fn fail(error: &anyhow::Error) -> ExitCode {

@@ -1,15 +1,19 @@
 //! What is in a container, where its experts are, and how this machine would run it.
 
 use std::io::Write;
+use std::time::Instant;
 
 use k3_formats::container::Container;
 use serde_json::json;
 
 use crate::cli::{Act8, InfoArgs};
 use crate::kernels::Kernels;
-use crate::open;
+use crate::{open, report};
 
 pub(super) fn run(args: &InfoArgs) -> anyhow::Result<()> {
+    if args.ready {
+        return ready(args);
+    }
     let container = Container::open(&args.engine.container)?;
     let engine = open::engine(&container, &args.engine, Act8::Experts)?;
     let (config, manifest) = (&container.config, &container.manifest);
@@ -78,5 +82,46 @@ pub(super) fn run(args: &InfoArgs) -> anyhow::Result<()> {
         kernels.join(", ")
     )?;
     writeln!(out, "threads     {}", engine.threads())?;
+    Ok(())
+}
+
+/// Everything that comes before the first token, and how long each part took.
+fn ready(args: &InfoArgs) -> anyhow::Result<()> {
+    let start = Instant::now();
+    let ms = |since: Instant| since.elapsed().as_secs_f64() * 1e3;
+    let dir = &args.engine.container;
+    let (opened, tokenizer) = std::thread::scope(|scope| {
+        let tokenizer = scope.spawn(|| (open::tokenizer(dir), ms(start)));
+        let opened = Container::open(dir).map(|container| (container, ms(start)));
+        (opened, tokenizer.join().expect("it does not panic"))
+    });
+    let (container, container_ms) = opened?;
+    let (tokenizer, tokenizer_ms) = (tokenizer.0?, tokenizer.1);
+    let since = Instant::now();
+    let engine = open::engine(&container, &args.engine, Act8::Experts)?;
+    let facts = json!({
+        "ready_ms": ms(start),
+        "container_ms": container_ms,
+        "engine_ms": ms(since),
+        "tokenizer_ms": tokenizer_ms,
+        "peak_bytes": report::peak_memory(),
+        "layers": engine.model().layers.len(),
+        "vocab": tokenizer.vocab_size(),
+    });
+    let mut out = std::io::stdout().lock();
+    if args.json {
+        writeln!(out, "{facts:#}")?;
+        return Ok(());
+    }
+    let peak = report::peak_memory().map_or_else(String::new, |peak| {
+        format!(", at most {:.1} MiB taken", peak as f64 / f64::from(1 << 20))
+    });
+    writeln!(
+        out,
+        "ready in {:.1} ms (container {container_ms:.1}, engine {:.1}, beside them the tokenizer \
+         {tokenizer_ms:.1}){peak}",
+        ms(start),
+        ms(since)
+    )?;
     Ok(())
 }
