@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
-use crate::experts::DirectIo;
+use crate::experts::{DirectIo, LookAhead};
 use crate::memory::MemoryMode;
 
 /// Run Kimi K3 on this machine.
@@ -88,6 +88,16 @@ pub struct EngineArgs {
     /// Expert reads in flight.
     #[arg(long, value_name = "N", default_value_t = 4, env = "K3_LOAD_THREADS", value_parser = positive)]
     pub readers: usize,
+
+    /// Experts of the next layer to read before it asks, while the disk would be idle.
+    /// Never changes a result.
+    #[arg(long, value_name = "N|auto", default_value = "auto", value_parser = look_ahead)]
+    pub look_ahead: LookAhead,
+
+    /// Keep only a token's weightiest routed experts that together have this part of the
+    /// weight, for example 0.9. Changes results.
+    #[arg(long, value_name = "F", env = "K3_TOPP", value_parser = fraction)]
+    pub top_p_experts: Option<f32>,
 
     /// Force a set of kernels; `k3-run info` lists what this CPU has.
     #[arg(long, value_name = "NAME")]
@@ -289,6 +299,21 @@ fn ids(text: &str) -> Result<Ids, String> {
     match ids {
         Ok(ids) if ids.is_empty() => Err("expected at least one token id".into()),
         ids => ids.map(Ids),
+    }
+}
+
+fn look_ahead(text: &str) -> Result<LookAhead, String> {
+    match text.parse() {
+        _ if text == "auto" => Ok(LookAhead::Auto),
+        Ok(width) if width <= 64 => Ok(LookAhead::Width(width)),
+        _ => Err(format!("expected auto or a number up to 64, found {text:?}")),
+    }
+}
+
+fn fraction(text: &str) -> Result<f32, String> {
+    match text.parse() {
+        Ok(part) if part > 0.0 && part <= 1.0 => Ok(part),
+        _ => Err(format!("expected a number above 0 and up to 1, found {text:?}")),
     }
 }
 

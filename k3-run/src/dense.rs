@@ -84,6 +84,11 @@ impl Weight<'_> {
         }
     }
 
+    /// Whether it is in memory and stays there, so that it may be used out of turn.
+    pub fn is_here(&self) -> bool {
+        self.here().is_some()
+    }
+
     /// Waits for the whole matrix. Only for the matrices that [`Placement`] leaves whole.
     ///
     /// # Errors

@@ -4,11 +4,13 @@
 //! do not depend on the number of rows and attention works on one sequence at a time.
 
 use std::ops::Range;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::bail;
 use k3_formats::{Error, ModelConfig};
 
+use crate::clock::{Clock, Part, PartTimes};
 use crate::dense::{self, Dense, Embedding};
 use crate::experts::ExpertStore;
 use crate::kernels::{Activations, Arithmetic};
@@ -16,11 +18,12 @@ use crate::model::attn_res::{MAX_ENTRIES, Mix};
 use crate::model::kda::KdaBuffers;
 use crate::model::mla::MlaBuffers;
 use crate::model::mlp::MlpBuffers;
-use crate::model::moe::MoeBuffers;
+use crate::model::moe::{self, MoeBuffers, MoeStep};
 use crate::model::norm::rms_norm;
 use crate::model::{AttentionPart, FfnPart, Model, Numerics};
 use crate::parallel::{Chunks, Pool, for_each};
 use crate::state::{KdaState, LayerState, MlaState, SequenceState};
+use crate::trace::Trace;
 
 /// Which rows of a run give logits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -64,6 +67,7 @@ pub struct Engine<'a> {
     pool: Pool,
     experts: ExpertStore,
     buffers: Buffers,
+    clock: Clock,
     max_rows: usize,
 }
 
@@ -89,7 +93,8 @@ impl<'a> Engine<'a> {
         let max_rows = max_rows.max(1);
         let buffers = Buffers::new(model.config, model.layers.len(), max_rows, numerics.dense);
         let embedding = Embedding::open(model.container)?;
-        Ok(Self { model, dense, embedding, numerics, pool, experts, buffers, max_rows })
+        let clock = Clock::default();
+        Ok(Self { model, dense, embedding, numerics, pool, experts, buffers, clock, max_rows })
     }
 
     /// Begins to bring weights into memory, in the background.
@@ -122,6 +127,24 @@ impl<'a> Engine<'a> {
         self.pool.threads()
     }
 
+    /// Measures the parts of every step from now on, from zero; spans and reads go to
+    /// `trace` too.
+    pub fn start_clock(&mut self, trace: Option<Arc<Trace>>) {
+        self.experts.set_trace(trace.clone());
+        self.clock.start(trace);
+    }
+
+    /// Measures no more, and tells the time of each part since the start.
+    pub fn stop_clock(&mut self) -> PartTimes {
+        self.experts.set_trace(None);
+        self.clock.stop()
+    }
+
+    /// The threads, for measurements beside the model.
+    pub fn pool(&self) -> &Pool {
+        &self.pool
+    }
+
     /// Most rows in a step.
     pub fn max_rows(&self) -> usize {
         self.max_rows
@@ -146,12 +169,14 @@ impl<'a> Engine<'a> {
         cancel: &AtomicBool,
         observer: Option<&mut Observer<'_>>,
     ) -> anyhow::Result<&[f32]> {
-        let Self { model, dense, embedding, numerics, pool, experts, buffers, max_rows } = self;
+        let Self { model, dense, embedding, numerics, pool, experts, buffers, clock, max_rows } =
+            self;
         let rows: usize = runs.iter().map(|r| r.rows).sum();
         check_step(model, &inputs, runs, rows, *max_rows)?;
         runs.iter_mut().for_each(|r| r.state.begin_step());
         dense.begin_step(runs.iter().any(|r| r.want != Want::None));
-        let mut step = Step { model, n: numerics, experts, b: buffers, rows, cancel };
+        clock.begin();
+        let mut step = Step { model, n: numerics, experts, b: buffers, clock, rows, cancel };
         step.embed(inputs, embedding)?;
         pool.install(|| step.forward(runs, observer))?;
         dense.end_step();
@@ -214,7 +239,7 @@ pub(crate) fn working_bytes(
     rows: usize,
     arithmetic: Arithmetic,
 ) -> u64 {
-    Buffers::new(config, layers, rows, arithmetic).bytes(config)
+    Buffers::new(config, layers, rows, arithmetic).bytes()
 }
 
 /// Working memory of a step, all of it reserved from the config.
@@ -255,11 +280,11 @@ impl Buffers {
     }
 
     /// Bytes reserved.
-    fn bytes(&self, config: &ModelConfig) -> u64 {
+    fn bytes(&self) -> u64 {
         let Self { prefix, blocks, x, out, shared, kda, mla, mlp, moe, head, logits } = self;
         let rows = [prefix, x, out, shared, logits].into_iter().chain(blocks);
         let floats: usize = rows.map(|b| b.capacity() * size_of::<f32>()).sum();
-        let parts = kda.bytes() + mla.bytes() + mlp.bytes() + moe.bytes(&config.moe);
+        let parts = kda.bytes() + mla.bytes() + mlp.bytes() + moe.bytes();
         floats as u64 + parts + head.bytes()
     }
 }
@@ -269,6 +294,7 @@ struct Step<'s, 'a> {
     n: &'s Numerics,
     experts: &'s ExpertStore,
     b: &'s mut Buffers,
+    clock: &'s mut Clock,
     rows: usize,
     cancel: &'s AtomicBool,
 }
@@ -300,9 +326,12 @@ impl Step<'_, '_> {
                 self.b.prefix[..wide].fill(0.0);
                 blocks += 1;
             }
+            self.clock.lap(Part::Mix, i);
             self.attention(i, runs)?;
+            self.clock.lap(Part::Attention, i);
             self.add_out();
             self.mix(&layer.ffn_mix, layer.ffn_norm, blocks);
+            self.clock.lap(Part::Mix, i);
             self.ffn(i)?;
             self.add_out();
             if let Some(observer) = &mut observer {
@@ -313,7 +342,10 @@ impl Step<'_, '_> {
         if let Some(observer) = &mut observer {
             observer(self.model.layers.len(), &self.b.x[..wide]);
         }
-        self.head(runs)
+        self.clock.lap(Part::Mix, self.model.layers.len());
+        self.head(runs)?;
+        self.clock.lap(Part::Head, self.model.layers.len());
+        Ok(())
     }
 
     fn embed(&mut self, inputs: Inputs<'_>, embedding: &mut Embedding) -> anyhow::Result<()> {
@@ -357,12 +389,26 @@ impl Step<'_, '_> {
         let wide = self.rows * self.model.config.hidden;
         let Buffers { x, out, shared, mlp, moe, .. } = &mut *self.b;
         let (x, out, shared) = (&x[..wide], &mut out[..wide], &mut shared[..wide]);
+        let next = match self.model.layers.get(layer + 1).map(|next| &next.ffn) {
+            Some(FfnPart::Moe(next)) => Some(next),
+            _ => None,
+        };
+        let step = MoeStep {
+            numerics: self.n,
+            experts: self.experts,
+            container: self.model.container,
+            layer,
+            next,
+            cancel: self.cancel,
+        };
         match &self.model.layers[layer].ffn {
-            FfnPart::Dense(part) => part.forward(self.n, x, self.rows, mlp, out)?,
-            FfnPart::Moe(part) => {
-                let experts = (self.experts, self.model.container, layer);
-                part.forward(self.n, x, experts, mlp, moe, out, shared)?;
+            FfnPart::Dense(part) => {
+                moe::guess_next(&step, x, self.rows, moe)?;
+                self.clock.lap(Part::Router, layer);
+                part.forward(self.n, x, self.rows, mlp, out)?;
+                self.clock.lap(Part::Dense, layer);
             }
+            FfnPart::Moe(part) => part.forward(&step, x, mlp, moe, self.clock, out, shared)?,
         }
         Ok(())
     }

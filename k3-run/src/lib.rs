@@ -11,6 +11,7 @@ use clap::Parser;
 
 pub mod chat;
 pub mod cli;
+pub mod clock;
 mod commands;
 pub mod dense;
 pub mod engine;
@@ -26,6 +27,7 @@ pub mod sampler;
 pub mod session;
 pub mod state;
 pub mod stop;
+pub mod trace;
 
 /// Runs the program with these arguments (the first is its name) and returns its exit code.
 pub fn run(args: impl IntoIterator<Item = OsString>) -> ExitCode {

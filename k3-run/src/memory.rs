@@ -13,7 +13,7 @@ use serde::Serialize;
 
 use crate::dense::{DenseMatrix, Pieces, Placement, RING_SLOTS, choose, kept_bytes};
 use crate::engine;
-use crate::experts::ExpertShape;
+use crate::experts::{CacheSize, ExpertShape, IN_FLIGHT};
 use crate::kernels::Arithmetic;
 
 mod reuse;
@@ -112,7 +112,7 @@ pub struct MemoryPlan {
     pub dense_bytes: u64,
     /// Bytes of them that are in memory between tokens.
     pub dense_kept: u64,
-    /// Experts the cache holds.
+    /// Slots of the expert cache: for experts that are kept and for those on their way.
     pub slots: usize,
     /// Memory of the cache, in bytes.
     pub cache_bytes: u64,
@@ -281,9 +281,9 @@ impl Experts {
             least: 1,
         };
         experts.least = match request.expert_cache {
-            Some(bytes) => experts.fitting(bytes),
+            Some(bytes) => CacheSize::new(config, bytes).slots.min(experts.all()),
             // One token's choice of one layer, so that all of its reads can be under way.
-            None => config.moe.top_k.min(experts.all()),
+            None => config.moe.top_k.max(1 + IN_FLIGHT).min(experts.all()),
         };
         experts
     }
@@ -291,11 +291,6 @@ impl Experts {
     /// Experts that can be in the cache at all; the store keeps one in any case.
     fn all(&self) -> usize {
         (self.layers * self.per_layer).max(1)
-    }
-
-    fn fitting(&self, bytes: u64) -> usize {
-        let slots = usize::try_from(bytes / self.slot_bytes).unwrap_or(usize::MAX);
-        slots.clamp(1, self.all())
     }
 
     fn bytes(&self, slots: usize) -> u64 {
@@ -314,7 +309,8 @@ impl Experts {
         if asked.is_some() || self.layers == 0 {
             return self.least;
         }
-        let steps = most.min(self.all()) / self.layers * self.layers;
+        let kept = most.min(self.all()).saturating_sub(IN_FLIGHT);
+        let steps = kept / self.layers * self.layers + IN_FLIGHT;
         if most >= self.all() { self.all() } else { steps.max(self.least) }
     }
 
@@ -322,7 +318,9 @@ impl Experts {
         if self.layers == 0 {
             return 0.0;
         }
-        reuse::hit_rate(slots as f64 / self.layers as f64, self.top_k, self.per_layer)
+        // The others hold experts on their way.
+        let kept = if slots == self.all() { slots } else { slots.saturating_sub(IN_FLIGHT) };
+        reuse::hit_rate(kept as f64 / self.layers as f64, self.top_k, self.per_layer)
     }
 }
 

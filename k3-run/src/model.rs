@@ -38,6 +38,9 @@ pub struct Numerics {
     pub dense: Arithmetic,
     /// Activations of routed experts.
     pub experts: Arithmetic,
+    /// Part of a token's expert weight at which the rest of its experts is dropped; changes
+    /// results.
+    pub expert_top_p: Option<f32>,
     /// eps of every RMSNorm but MLA's two low-rank ones.
     pub eps: f32,
     /// See [`ModelConfig::situ_beta`].
@@ -60,6 +63,7 @@ impl Numerics {
             kernels,
             dense,
             experts,
+            expert_top_p: None,
             eps: config.rms_eps,
             situ_beta: config.situ_beta,
             situ_linear_beta: config.situ_linear_beta,

@@ -1,6 +1,7 @@
 //! From the command line's options to a running engine.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use k3_formats::container::{Container, TOKENIZER_FILE};
 use k3_formats::tokenizer::Tokenizer;
@@ -9,7 +10,7 @@ use k3_formats::{Error, text_file};
 use crate::cli::{Act8, EngineArgs};
 use crate::dense::Dense;
 use crate::engine::Engine;
-use crate::experts::{ExpertOptions, ExpertStore};
+use crate::experts::{ExpertOptions, ExpertStore, READ_BYTES, ShardFiles};
 use crate::kernels::{Arithmetic, Kernels};
 use crate::memory::{self, MemoryMode, MemoryPlan, Request};
 use crate::model::{Model, Numerics};
@@ -78,7 +79,14 @@ pub fn engine<'a>(
     }
     let act8 = args.act8.unwrap_or(act8);
     let (dense, routed) = (arithmetic(act8 == Act8::On), arithmetic(act8 != Act8::Off));
-    let numerics = Numerics::new(&container.config, kernels, dense, routed);
+    let mut numerics = Numerics::new(&container.config, kernels, dense, routed);
+    numerics.expert_top_p = args.top_p_experts.filter(|&top_p| top_p < 1.0);
+    if let Some(top_p) = numerics.expert_top_p {
+        say(format_args!(
+            "note: --top-p-experts {top_p} drops the lightest experts of each token: \
+             results differ from the model's"
+        ));
+    }
     let pool = Pool::new(args.threads.unwrap_or_else(default_threads))?;
     let layers = layers(container, args);
     let dense = Dense::new(container, layers, &plan.placement)?;
@@ -138,5 +146,13 @@ fn expert_options(
     } else {
         args.snapshot.clone()
     };
-    Ok(ExpertOptions { dirs, cache_bytes, direct_io: args.direct_io, readers: args.readers })
+    Ok(ExpertOptions {
+        dirs,
+        cache_bytes,
+        direct_io: args.direct_io,
+        readers: args.readers,
+        read_bytes: READ_BYTES,
+        look_ahead: args.look_ahead,
+        files: Arc::new(ShardFiles),
+    })
 }

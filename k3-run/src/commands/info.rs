@@ -33,8 +33,8 @@ pub(super) fn run(args: &InfoArgs) -> anyhow::Result<()> {
         "expert_bytes": experts.expert_bytes(),
         "shards": manifest.shards.len(),
         "snapshot": manifest.snapshot,
-        "expert_cache_slots": experts.slots(),
-        "expert_cache_bytes": experts.cache_bytes(),
+        "expert_cache_slots": experts.size().experts,
+        "expert_cache_bytes": experts.size().bytes,
         "direct_io": experts.is_direct(),
         "kernels": engine.numerics().kernels.name(),
         "kernels_available": kernels,
@@ -71,8 +71,8 @@ pub(super) fn run(args: &InfoArgs) -> anyhow::Result<()> {
     writeln!(
         out,
         "cache       {} experts, {:.2} GB; reads go {} the page cache",
-        experts.slots(),
-        gb(experts.cache_bytes()),
+        experts.size().experts,
+        gb(experts.size().bytes),
         if experts.is_direct() { "around" } else { "through" }
     )?;
     writeln!(

@@ -1,9 +1,15 @@
-//! The memory of one expert: page-aligned, so that direct reads land in place.
+//! The memory of one expert: page-aligned, so that direct reads land in place, and filled
+//! by several readers at once, each its own piece.
+#![allow(unsafe_code)] // readers fill disjoint pieces of memory that others will share
 
 use std::io;
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use k3_formats::config::ModelConfig;
 use k3_formats::tensor_name::{ExpertPart, expert_bytes};
+use memmap2::{MmapMut, MmapRaw};
 
 use super::shards::DIRECT_ALIGN;
 use crate::kernels::{Matrix, Weights};
@@ -41,16 +47,22 @@ impl ExpertShape {
     }
 
     /// Where a part lies in an expert.
-    pub fn range(&self, part: ExpertPart) -> std::ops::Range<usize> {
+    pub fn range(&self, part: ExpertPart) -> Range<usize> {
         let i = part as usize;
         self.starts[i]..self.starts.get(i + 1).copied().unwrap_or(self.bytes)
     }
 }
 
 /// One slot: an expert's bytes, starting up to a block into page-aligned memory.
+///
+/// It is either being filled, through [`Piece`]s, or read. Filling begins with
+/// [`ExpertBuffer::cut`], which needs the only handle; reading is refused while a piece
+/// is alive.
 #[derive(Debug)]
 pub struct ExpertBuffer {
-    memory: memmap2::MmapMut,
+    memory: MmapRaw,
+    /// Pieces that are alive.
+    pieces: AtomicUsize,
     start: usize,
     shape: ExpertShape,
 }
@@ -60,25 +72,50 @@ impl ExpertBuffer {
     ///
     /// # Errors
     /// The system has no room.
-    pub fn new(shape: ExpertShape) -> io::Result<Self> {
-        Ok(Self { memory: memmap2::MmapMut::map_anon(shape.slot_bytes())?, start: 0, shape })
+    pub(super) fn new(shape: ExpertShape) -> io::Result<Self> {
+        let memory = MmapMut::map_anon(shape.slot_bytes())?;
+        // Fewer pages to pin for a direct read, fewer TLB misses in a product; where the
+        // system has none, small pages do.
+        #[cfg(target_os = "linux")]
+        let _ = memory.advise(memmap2::Advice::HugePage);
+        Ok(Self { memory: memory.into(), pieces: AtomicUsize::new(0), start: 0, shape })
     }
 
-    /// All of the slot, for a read of whole blocks; the expert will begin at `start`.
-    pub fn window(&mut self, start: usize) -> &mut [u8] {
-        self.start = start;
-        &mut self.memory
+    /// Cuts the slot into consecutive pieces to be filled, which end at `ends` (ascending,
+    /// in bytes); the expert will begin at `start`.
+    ///
+    /// # Panics
+    /// There is another handle or a piece, or an end lies before the one before it or
+    /// outside the slot.
+    pub(super) fn cut(
+        this: &mut Arc<Self>,
+        start: usize,
+        ends: impl Iterator<Item = usize>,
+        mut take: impl FnMut(Piece),
+    ) {
+        let buffer = Arc::get_mut(this).expect("nobody else uses a slot that is to be filled");
+        buffer.start = start;
+        let (len, mut from) = (buffer.memory.len(), 0);
+        for end in ends {
+            assert!(from <= end && end <= len, "pieces follow one another inside the slot");
+            this.pieces.fetch_add(1, Ordering::Relaxed);
+            take(Piece { buffer: Arc::clone(this), range: from..end });
+            from = end;
+        }
     }
 
-    /// The expert's bytes, for reads of exact ranges.
-    pub fn exact(&mut self) -> &mut [u8] {
-        self.start = 0;
-        &mut self.memory[..self.shape.bytes]
-    }
-
-    fn part(&self, part: ExpertPart) -> &[u8] {
-        let range = self.shape.range(part);
-        &self.memory[self.start + range.start..self.start + range.end]
+    /// The expert's bytes.
+    ///
+    /// # Panics
+    /// The slot is being filled.
+    fn bytes(&self) -> &[u8] {
+        assert_eq!(self.pieces.load(Ordering::Acquire), 0, "the slot is filled before it is read");
+        // SAFETY: the mapping is `len` initialized (zeroed) bytes and lives as long as
+        // `self`. Only pieces write to it; none is alive (what they wrote is visible, as
+        // dropping one releases and the load above acquires), and a new one needs `cut`,
+        // which needs the only handle, while `&self` keeps one alive.
+        let all = unsafe { std::slice::from_raw_parts(self.memory.as_ptr(), self.memory.len()) };
+        &all[self.start..][..self.shape.bytes]
     }
 
     fn matrix(
@@ -88,7 +125,8 @@ impl ExpertBuffer {
         codes: ExpertPart,
         scales: ExpertPart,
     ) -> Matrix<'_> {
-        let weights = Weights::Mxfp4 { packed: self.part(codes), scales: self.part(scales) };
+        let part = |part| &self.bytes()[self.shape.range(part)];
+        let weights = Weights::Mxfp4 { packed: part(codes), scales: part(scales) };
         Matrix::new(rows, cols, weights).expect("the config was checked")
     }
 
@@ -108,5 +146,96 @@ impl ExpertBuffer {
     pub fn down(&self) -> Matrix<'_> {
         let (inter, latent) = (self.shape.inter, self.shape.latent);
         self.matrix(latent, inter, ExpertPart::DownPacked, ExpertPart::DownScale)
+    }
+}
+
+/// A part of a slot that one reader fills; the only way to write to it.
+#[derive(Debug)]
+pub(super) struct Piece {
+    buffer: Arc<ExpertBuffer>,
+    range: Range<usize>,
+}
+
+impl Piece {
+    /// Where it lies in the slot.
+    pub(super) fn range(&self) -> Range<usize> {
+        self.range.clone()
+    }
+
+    /// Its bytes.
+    pub(super) fn bytes_mut(&mut self) -> &mut [u8] {
+        let (start, len) = (self.range.start, self.range.len());
+        // SAFETY: `cut` checked that the range lies inside the mapping, which is
+        // initialized and lives as long as the handle in `self`. Pieces of one cut are
+        // disjoint and the next cut needs the only handle, so no other piece reaches these
+        // bytes; `ExpertBuffer::bytes` refuses while `self` is alive; `&mut self` keeps the
+        // slice the only one.
+        unsafe { std::slice::from_raw_parts_mut(self.buffer.memory.as_mut_ptr().add(start), len) }
+    }
+}
+
+impl Drop for Piece {
+    fn drop(&mut self) {
+        self.buffer.pieces.fetch_sub(1, Ordering::Release);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn buffer() -> Arc<ExpertBuffer> {
+        let mut starts = [0; 6];
+        (1..6).for_each(|i| starts[i] = i * 100);
+        let shape = ExpertShape { latent: 32, inter: 32, starts, bytes: 600 };
+        Arc::new(ExpertBuffer::new(shape).unwrap())
+    }
+
+    fn cut(buffer: &mut Arc<ExpertBuffer>, start: usize, ends: &[usize]) -> Vec<Piece> {
+        let mut pieces = Vec::new();
+        ExpertBuffer::cut(buffer, start, ends.iter().copied(), |piece| pieces.push(piece));
+        pieces
+    }
+
+    #[test]
+    fn pieces_filled_by_threads_make_the_expert() {
+        let mut buffer = buffer();
+        for round in 0..3 {
+            let pieces = cut(&mut buffer, 40, &[300, 300, 301, 700]);
+            std::thread::scope(|scope| {
+                for mut piece in pieces {
+                    scope.spawn(move || {
+                        let at = piece.range().start;
+                        for (i, byte) in piece.bytes_mut().iter_mut().enumerate() {
+                            *byte = ((at + i) % 251) as u8 + round;
+                        }
+                    });
+                }
+            });
+            let want: Vec<_> = (40..640).map(|i| (i % 251) as u8 + round).collect();
+            assert_eq!(buffer.bytes(), want);
+        }
+    }
+
+    #[test]
+    #[should_panic(expected = "filled before it is read")]
+    fn a_slot_being_filled_cannot_be_read() {
+        let mut buffer = buffer();
+        let _pieces = cut(&mut buffer, 0, &[600]);
+        buffer.bytes();
+    }
+
+    #[test]
+    #[should_panic(expected = "nobody else uses a slot")]
+    fn a_slot_in_use_cannot_be_filled() {
+        let mut buffer = buffer();
+        let _reader = Arc::clone(&buffer);
+        cut(&mut buffer, 0, &[600]);
+    }
+
+    #[test]
+    #[should_panic(expected = "inside the slot")]
+    fn pieces_stay_inside() {
+        cut(&mut buffer(), 0, &[9000]);
     }
 }

@@ -1,9 +1,10 @@
 //! The original shards: found at start, opened on first use, read by position.
 
+use std::collections::HashMap;
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 use std::time::UNIX_EPOCH;
 
 use anyhow::Context;
@@ -26,7 +27,7 @@ pub enum DirectIo {
     Off,
 }
 
-/// Reads bytes at a position; what a test can make fail.
+/// Reads bytes at a position.
 pub trait ReadAt: Send + Sync {
     /// Reads up to `buf.len()` bytes at `offset`, as `pread` does.
     ///
@@ -38,6 +39,26 @@ pub trait ReadAt: Send + Sync {
 impl ReadAt for fs_err::File {
     fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<usize> {
         FileExt::read_at(self.file(), buf, offset)
+    }
+}
+
+/// Opens shards; a test can put something slow or broken in between.
+pub trait OpenShard: std::fmt::Debug + Send + Sync {
+    /// Opens `path`, around the page cache if `direct`.
+    ///
+    /// # Errors
+    /// As `open`.
+    fn open(&self, path: &Path, direct: bool) -> io::Result<Box<dyn ReadAt>>;
+}
+
+/// Shards as plain files.
+#[derive(Debug, Clone, Copy)]
+pub struct ShardFiles;
+
+impl OpenShard for ShardFiles {
+    fn open(&self, path: &Path, direct: bool) -> io::Result<Box<dyn ReadAt>> {
+        let file = if direct { open_direct(path)? } else { fs_err::File::open(path)? };
+        Ok(Box::new(file))
     }
 }
 
@@ -67,14 +88,16 @@ pub(crate) fn fill(
 struct Shard {
     name: String,
     path: PathBuf,
-    buffered: OnceLock<fs_err::File>,
-    direct: OnceLock<fs_err::File>,
+    /// Whether its folder allows direct reads.
+    direct: bool,
+    /// Handles through and around the page cache, opened when first needed.
+    handles: [OnceLock<Box<dyn ReadAt>>; 2],
 }
 
 /// All shards of the snapshot, by the numbers the expert table uses.
 pub(super) struct Shards {
     shards: Vec<Shard>,
-    direct: bool,
+    files: Arc<dyn OpenShard>,
 }
 
 impl Shards {
@@ -86,6 +109,7 @@ impl Shards {
     pub(super) fn find(
         records: &[ShardRecord],
         dirs: &[PathBuf],
+        files: Arc<dyn OpenShard>,
         notes: &mut Vec<String>,
     ) -> Result<Self> {
         let mut shards = Vec::with_capacity(records.len());
@@ -107,8 +131,8 @@ impl Shards {
             let modified = meta.modified().ok().and_then(|t| t.duration_since(UNIX_EPOCH).ok());
             touched +=
                 usize::from(modified.map(|t| t.as_nanos()) != Some(record.modified_ns.into()));
-            let (buffered, direct) = (OnceLock::new(), OnceLock::new());
-            shards.push(Shard { name: record.name.clone(), path, buffered, direct });
+            let handles = [OnceLock::new(), OnceLock::new()];
+            shards.push(Shard { name: record.name.clone(), path, direct: false, handles });
         }
         if !wrong.is_empty() {
             let places: Vec<_> = dirs.iter().map(|d| d.display().to_string()).collect();
@@ -129,34 +153,50 @@ impl Shards {
                 records.len()
             ));
         }
-        Ok(Self { shards, direct: false })
+        Ok(Self { shards, files })
     }
 
-    /// Chooses how to read, by one real aligned read: some file systems accept direct I/O
-    /// at open and refuse it at the first transfer.
+    /// Chooses how to read, by one real aligned read in each folder: some file systems
+    /// accept direct I/O at open and refuse it at the first transfer.
     ///
     /// # Errors
-    /// `On`, and direct reads do not work here.
+    /// `On`, and direct reads do not work somewhere.
     pub(super) fn choose_io(&mut self, wanted: DirectIo) -> anyhow::Result<()> {
-        let Some(shard) = self.shards.first() else { return Ok(()) };
         if wanted == DirectIo::Off {
             return Ok(());
         }
-        match probe(&shard.path) {
-            Ok(()) => self.direct = true,
-            Err(e) if wanted == DirectIo::On => {
-                return Err(e).context(
-                    "direct reads do not work on this file system (hint: leave out --direct-io on)",
-                );
+        let mut works: HashMap<PathBuf, bool> = HashMap::new();
+        for shard in &mut self.shards {
+            let dir = shard.path.parent().unwrap_or(Path::new("")).to_owned();
+            if let Some(&direct) = works.get(&dir) {
+                shard.direct = direct;
+                continue;
             }
-            Err(_) => {}
+            match probe(&*self.files, &shard.path) {
+                Ok(()) => shard.direct = true,
+                Err(e) if wanted == DirectIo::On => {
+                    return Err(e).with_context(|| {
+                        let dir = dir.display();
+                        format!(
+                            "direct reads do not work in {dir} (hint: leave out --direct-io on)"
+                        )
+                    });
+                }
+                Err(_) => {}
+            }
+            works.insert(dir, shard.direct);
         }
         Ok(())
     }
 
-    /// Whether reads go around the page cache.
-    pub(super) fn is_direct(&self) -> bool {
-        self.direct
+    /// Whether all reads go around the page cache.
+    pub(super) fn all_direct(&self) -> bool {
+        self.shards.iter().all(|shard| shard.direct)
+    }
+
+    /// Whether reads of this shard go around the page cache.
+    pub(super) fn is_direct(&self, shard: usize) -> bool {
+        self.shards[shard].direct
     }
 
     /// Name of a shard, for messages.
@@ -169,34 +209,39 @@ impl Shards {
         self.shards[shard].path.parent()
     }
 
-    /// The shard opened through the page cache.
+    /// Fills at least `needed` bytes of `buf` from `offset` of a shard on. Around the page
+    /// cache if `direct`, when offset, buffer and its length are whole blocks; where the
+    /// kernel refuses that half way, because a short read left the next one unaligned,
+    /// through it.
     ///
     /// # Errors
-    /// It cannot be opened.
-    pub(super) fn buffered(&self, shard: usize) -> io::Result<&fs_err::File> {
-        let shard = &self.shards[shard];
-        open_once(&shard.buffered, || fs_err::File::open(&shard.path))
+    /// It cannot be opened, the read fails, or the shard ends too early.
+    pub(super) fn read(
+        &self,
+        shard: usize,
+        direct: bool,
+        buf: &mut [u8],
+        offset: u64,
+        needed: usize,
+    ) -> io::Result<()> {
+        if direct {
+            match fill(self.open(shard, true)?, buf, offset, needed) {
+                Err(e) if e.kind() == io::ErrorKind::InvalidInput => {}
+                done => return done,
+            }
+        }
+        fill(self.open(shard, false)?, &mut buf[..needed], offset, needed)
     }
 
-    /// The shard opened around the page cache.
-    ///
-    /// # Errors
-    /// It cannot be opened so.
-    pub(super) fn direct(&self, shard: usize) -> io::Result<&fs_err::File> {
+    /// The handle; when two threads open at once, one of the two is dropped again.
+    fn open(&self, shard: usize, direct: bool) -> io::Result<&dyn ReadAt> {
         let shard = &self.shards[shard];
-        open_once(&shard.direct, || open_direct(&shard.path))
+        let cell = &shard.handles[usize::from(direct)];
+        if cell.get().is_none() {
+            let _ = cell.set(self.files.open(&shard.path, direct)?);
+        }
+        Ok(&**cell.get().expect("just set"))
     }
-}
-
-/// Two threads may open at once; one of the two handles is dropped again.
-fn open_once(
-    cell: &OnceLock<fs_err::File>,
-    open: impl FnOnce() -> io::Result<fs_err::File>,
-) -> io::Result<&fs_err::File> {
-    if cell.get().is_none() {
-        let _ = cell.set(open()?);
-    }
-    Ok(cell.get().expect("just set"))
 }
 
 #[cfg(target_os = "linux")]
@@ -211,10 +256,9 @@ pub(crate) fn open_direct(_: &Path) -> io::Result<fs_err::File> {
     Err(io::ErrorKind::Unsupported.into())
 }
 
-fn probe(path: &Path) -> io::Result<()> {
+fn probe(files: &dyn OpenShard, path: &Path) -> io::Result<()> {
     let mut block = memmap2::MmapMut::map_anon(DIRECT_ALIGN)?;
-    let file = open_direct(path)?;
-    fill(&file, &mut block, 0, 1)
+    fill(&*files.open(path, true)?, &mut block, 0, 1)
 }
 
 #[cfg(test)]

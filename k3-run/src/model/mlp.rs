@@ -3,8 +3,7 @@
 use k3_formats::config::ModelConfig;
 
 use crate::dense::{Weight, multiply};
-use crate::kernels::{Activations, Arithmetic};
-use crate::model::norm::situ_glu;
+use crate::kernels::{Activations, Arithmetic, Situ};
 use crate::parallel::{Chunks, for_each};
 
 use super::{Numerics, Views, f32_bytes};
@@ -88,8 +87,9 @@ impl<'a> Mlp<'a> {
 pub fn situ_rows(n: &Numerics, gate: &mut [f32], up: &[f32]) {
     /// Elements of one part: some microseconds.
     const PART: usize = 2048;
+    let situ = Situ { beta: n.situ_beta, linear_beta: n.situ_linear_beta };
     let len = gate.len();
     for_each((Chunks::new(gate, 1), 0..len), PART, |_, (gate, range)| {
-        situ_glu(gate.into_slice(), &up[range], n.situ_beta, n.situ_linear_beta);
+        n.kernels.situ_glu(situ, gate.into_slice(), &up[range]);
     });
 }

@@ -1,19 +1,30 @@
 //! Latent mixture of experts: a sigmoid router, routed experts in a narrow latent, and
 //! the shared experts on the full width.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use half::bf16;
 use k3_formats::config::{ModelConfig, MoeConfig};
-
-use crate::dense::{self, Weight};
-use crate::experts::{ExpertStore, Loaded};
-use crate::kernels::{Activations, Arithmetic};
-use crate::linear::{Product, multiply};
-use crate::model::mlp::{Mlp, MlpBuffers};
-use crate::model::norm::{rms_norm, sigmoid, situ_glu};
-use crate::parallel::{Chunks, for_each};
 use k3_formats::container::Container;
 
+use crate::clock::{Clock, Part};
+use crate::dense::{self, Weight};
+use crate::engine::Cancelled;
+use crate::experts::{ExpertStore, FetchLists, Loaded, RANKS};
+use crate::kernels::{Activations, Arithmetic, Forms};
+use crate::linear::{Product, multiply, multiply_prepared};
+use crate::model::mlp::{Mlp, MlpBuffers, situ_rows};
+use crate::parallel::{Chunks, Split, for_each, join};
+
 use super::{Numerics, Views, f32_bytes};
+
+mod routing;
+
+use routing::{Choices, Rule, route};
+
+/// Rows of experts that are computed together: what their activations need is bounded
+/// by this, or by the rows of the step.
+const BATCH_ROWS: usize = 512;
 
 /// Weights of a MoE layer but for its routed experts.
 pub struct Moe<'a> {
@@ -34,57 +45,86 @@ pub struct Moe<'a> {
 pub struct MoeBuffers {
     scores: Vec<f32>,
     latent: Vec<f32>,
-    /// What each chosen expert gives, [rows x top_k, latent]: summed in a fixed order when
-    /// all are there, whatever order they came in.
+    choices: Choices,
+    /// What each expert gives for each of its rows, [places, latent]: summed in a fixed
+    /// order when all are there, whatever order they came in.
     outputs: Vec<f32>,
-    /// Chosen experts and their weights, [rows x top_k].
-    chosen: Vec<(usize, f32)>,
-    order: Vec<usize>,
-    needed: Vec<usize>,
-    ready: Vec<Loaded>,
     scratch: Activations,
+    lists: FetchLists,
+    ready: Vec<Loaded>,
+    batch: BatchBuffers,
 }
 
-/// Memory of one expert on its rows. It is made for each use: experts at work together
-/// never have more rows than were chosen, but each of them may have them all.
-#[derive(Default)]
-struct ExpertWork {
-    /// Places in `chosen` that want this expert.
-    places: Vec<usize>,
-    inputs: Vec<f32>,
+/// Memory of the experts that are computed together.
+struct BatchBuffers {
+    /// Rows there is room for.
+    rows: usize,
+    /// Inputs [rows, latent], gathered if the step has several rows.
+    gathered: Vec<f32>,
+    /// The one row that all experts read, if the step has one.
+    latent: Activations,
+    /// [rows, inter]
     gate: Vec<f32>,
     up: Vec<f32>,
-    out: Vec<f32>,
-    scratch: Activations,
+    /// One for each expert.
+    scratch: Vec<Activations>,
 }
 
 impl MoeBuffers {
-    /// Room for `rows` rows.
+    /// Room for `rows` rows of a step; `arithmetic` is that of dense matrices.
     pub fn new(rows: usize, config: &ModelConfig, arithmetic: Arithmetic) -> Self {
         let dims = &config.moe;
+        let places = rows * dims.top_k;
+        let batch = places.min(BATCH_ROWS.max(rows));
+        // Few enough experts for their scratch to hold no more than some batches.
+        let experts = (BATCH_ROWS / rows).max(4).min(dims.experts).min(places);
+        // Enough for either arithmetic of the experts: of the two f32 forms they need one.
+        let scratch = |rows, cols| Activations::with_room(rows, cols, Arithmetic::Exact);
         Self {
             scores: vec![0.0; rows * dims.experts],
             latent: vec![0.0; rows * dims.latent],
-            outputs: vec![0.0; rows * dims.top_k * dims.latent],
-            chosen: Vec::with_capacity(rows * dims.top_k),
-            order: Vec::with_capacity(dims.experts),
-            needed: Vec::with_capacity(dims.experts),
-            ready: Vec::with_capacity(dims.experts),
+            choices: Choices::new(rows, dims),
+            outputs: vec![0.0; places * dims.latent],
             scratch: Activations::with_room(rows, config.hidden.max(dims.latent), arithmetic),
+            lists: FetchLists::default(),
+            ready: Vec::with_capacity(experts),
+            batch: BatchBuffers {
+                rows: batch,
+                gathered: vec![0.0; if rows > 1 { batch * dims.latent } else { 0 }],
+                latent: scratch(1, dims.latent),
+                gate: vec![0.0; batch * dims.inter],
+                up: vec![0.0; batch * dims.inter],
+                scratch: (0..experts).map(|_| scratch(rows, dims.latent.max(dims.inter))).collect(),
+            },
         }
     }
 
-    /// Bytes reserved, and those that experts at work take for a while.
-    pub fn bytes(&self, dims: &MoeConfig) -> u64 {
-        let Self { scores, latent, outputs, chosen, order, needed, ready, scratch } = self;
-        let lists = chosen.capacity() * size_of::<(usize, f32)>()
-            + (order.capacity() + needed.capacity()) * size_of::<usize>()
-            + ready.capacity() * size_of::<Loaded>();
-        let inputs = Activations::with_room(1, dims.latent.max(dims.inter), Arithmetic::Exact);
-        let one = 2 * (dims.latent + dims.inter) * size_of::<f32>();
-        let working = (one as u64 + inputs.bytes()) * chosen.capacity() as u64;
-        f32_bytes([scores, latent, outputs]) + scratch.bytes() + lists as u64 + working
+    /// Bytes reserved.
+    pub fn bytes(&self) -> u64 {
+        let Self { scores, latent, choices, outputs, scratch, lists: _, ready, batch } = self;
+        let BatchBuffers { rows: _, gathered, latent: one, gate, up, scratch: each } = batch;
+        let scratch: u64 = each.iter().chain([scratch, one]).map(Activations::bytes).sum();
+        f32_bytes([scores, latent, outputs, gathered, gate, up])
+            + scratch
+            + choices.bytes()
+            + (ready.capacity() * size_of::<Loaded>()) as u64
     }
+}
+
+/// What a MoE layer needs beside its weights and its memory.
+pub struct MoeStep<'s, 'a> {
+    /// How numbers are computed.
+    pub numerics: &'s Numerics,
+    /// Where the routed experts come from.
+    pub experts: &'s ExpertStore,
+    /// Where their places are.
+    pub container: &'s Container,
+    /// Number of this layer.
+    pub layer: usize,
+    /// The next layer, if it has experts.
+    pub next: Option<&'s Moe<'a>>,
+    /// Set when the step is to be given up.
+    pub cancel: &'s AtomicBool,
 }
 
 impl<'a> Moe<'a> {
@@ -101,182 +141,239 @@ impl<'a> Moe<'a> {
         })
     }
 
-    /// `x`, `out`: [rows, hidden].
+    /// `x`, `out`, `shared_out`: [rows, hidden].
     ///
     /// # Errors
-    /// An expert cannot be read.
-    #[expect(clippy::too_many_arguments, reason = "weights, state and memory of one layer part")]
+    /// An expert cannot be read, or the step is to be given up.
+    #[expect(clippy::too_many_arguments, reason = "step, input, memory and output of one part")]
     pub fn forward(
         &self,
-        n: &Numerics,
+        step: &MoeStep<'_, '_>,
         x: &[f32],
-        (store, container, layer): (&ExpertStore, &Container, usize),
         mlp: &mut MlpBuffers,
         buf: &mut MoeBuffers,
+        clock: &mut Clock,
         out: &mut [f32],
         shared_out: &mut [f32],
     ) -> anyhow::Result<()> {
-        let d = &self.dims;
+        let (n, d) = (step.numerics, &self.dims);
         let rows = x.len() / self.router.cols();
+        let MoeBuffers { scores, latent, choices, outputs, scratch, lists, ready, batch } = buf;
+        let (scores, latent) = (&mut scores[..rows * d.experts], &mut latent[..rows * d.latent]);
+
+        // The router alone, so that the disk has something to do during all the rest.
+        dense::multiply(n, x, rows, [(&self.router, &mut *scores)], scratch)?;
+        choices.choose(self.rule(n), scores);
+        let mut fetch = step.experts.fetch(step.container, step.layer, choices.needed(), lists);
+        guess(step, x, rows, scores, scratch)?;
+        clock.lap(Part::Router, step.layer);
+
         let inter = rows * self.shared.gate.rows();
-        let (scores, latent) =
-            (&mut buf.scores[..rows * d.experts], &mut buf.latent[..rows * d.latent]);
         let products = [
-            (&self.router, scores),
-            (&self.down, latent),
+            (&self.down, &mut *latent),
             (&self.shared.gate, &mut mlp.gate[..inter]),
             (&self.shared.up, &mut mlp.up[..inter]),
         ];
-        dense::multiply(n, x, rows, products, &mut buf.scratch)?;
+        dense::multiply(n, x, rows, products, scratch)?;
+        clock.lap(Part::Dense, step.layer);
 
-        self.choose(rows, buf);
-        let mut fetch = store.fetch(container, layer, &buf.needed);
-        self.shared.finish(n, rows, mlp, shared_out)?;
+        let most = batch.scratch.len();
+        fetch.ready(ready, most, false)?;
+        let mut finished = Ok(());
+        join(
+            || finished = self.shared.finish(n, rows, mlp, shared_out),
+            || self.compute(n, latent, choices, ready, batch, outputs),
+        );
+        let part = if ready.is_empty() { Part::Dense } else { Part::Experts };
+        clock.lap(part, step.layer);
+        fetch.give_back(ready);
+        finished?;
         loop {
-            fetch.ready(&mut buf.ready)?;
-            if buf.ready.is_empty() {
+            if step.cancel.load(Ordering::Relaxed) {
+                return Err(Cancelled.into());
+            }
+            fetch.ready(ready, most, true)?;
+            if ready.is_empty() {
                 break;
             }
-            self.compute(n, buf);
-            fetch.give_back(&mut buf.ready);
+            clock.lap(Part::Wait, step.layer);
+            self.compute(n, latent, choices, ready, batch, outputs);
+            fetch.give_back(ready);
+            clock.lap(Part::Experts, step.layer);
         }
 
-        let latent = &mut buf.latent[..rows * d.latent];
-        sum_outputs(latent, &buf.outputs, &buf.chosen, d);
-        latent.chunks_exact_mut(d.latent).for_each(|y| rms_norm(y, self.norm, n.eps));
-        dense::multiply(n, latent, rows, [(&self.up, &mut *out)], &mut buf.scratch)?;
+        choices.sum(n.kernels, latent, outputs, d.latent);
+        for_each(Chunks::new(latent, d.latent), 1, |_, y| {
+            n.kernels.rms_norm(y.into_slice(), self.norm, n.eps);
+        });
+        dense::multiply(n, latent, rows, [(&self.up, &mut *out)], scratch)?;
         out.iter_mut().zip(shared_out).for_each(|(o, s)| *o += *s);
+        clock.lap(Part::Dense, step.layer);
         Ok(())
     }
 
-    /// Chooses the experts of each row and lists those that any row needs.
-    fn choose(&self, rows: usize, buf: &mut MoeBuffers) {
-        let d = &self.dims;
-        buf.chosen.clear();
-        for scores in buf.scores[..rows * d.experts].chunks_exact_mut(d.experts) {
-            route(scores, self.bias, d, &mut buf.order, &mut buf.chosen);
-        }
-        buf.needed.clear();
-        buf.needed.extend(buf.chosen.iter().map(|&(e, _)| e));
-        buf.needed.sort_unstable();
-        buf.needed.dedup();
+    fn rule<'s>(&'s self, n: &Numerics) -> Rule<'s> {
+        Rule { kernels: n.kernels, bias: self.bias, dims: &self.dims, top_p: n.expert_top_p }
     }
 
-    /// Runs the experts in `buf.ready` on their rows.
-    fn compute(&self, n: &Numerics, buf: &mut MoeBuffers) {
-        let d = &self.dims;
-        let (count, top_k) = (buf.ready.len(), d.top_k);
-        let mut work: Vec<ExpertWork> = (0..count).map(|_| ExpertWork::default()).collect();
-        let (ready, chosen, latent) = (&buf.ready, &buf.chosen, &buf.latent);
-        for_each((Chunks::new(&mut work, 1), 0..count), 1, |i, (work, _)| {
-            let (work, loaded) = (&mut work.into_slice()[0], &ready[i]);
-            work.gather(loaded.expert, chosen, latent, top_k, d);
-            let rows = work.places.len();
-            let mut products = [
-                Product::new(loaded.weights.gate(), &mut work.gate, rows),
-                Product::new(loaded.weights.up(), &mut work.up, rows),
-            ];
-            multiply(n.kernels, n.experts, &work.inputs, rows, &mut products, &mut work.scratch);
-            situ_glu(&mut work.gate, &work.up, n.situ_beta, n.situ_linear_beta);
-            let mut products = [Product::new(loaded.weights.down(), &mut work.out, rows)];
-            multiply(n.kernels, n.experts, &work.gate, rows, &mut products, &mut work.scratch);
-        });
-        for work in work {
-            for (out, &place) in work.out.chunks_exact(d.latent).zip(&work.places) {
-                buf.outputs[place * d.latent..][..d.latent].copy_from_slice(out);
-            }
-        }
-    }
-}
-
-impl ExpertWork {
-    fn gather(
-        &mut self,
-        expert: usize,
-        chosen: &[(usize, f32)],
+    /// Runs the experts in `ready` on their rows.
+    fn compute(
+        &self,
+        n: &Numerics,
         latent: &[f32],
-        top_k: usize,
-        d: &MoeConfig,
+        choices: &Choices,
+        ready: &mut [Loaded],
+        buf: &mut BatchBuffers,
+        outputs: &mut [f32],
     ) {
-        self.places.clear();
-        self.inputs.clear();
-        for (place, _) in chosen.iter().enumerate().filter(|(_, c)| c.0 == expert) {
-            self.places.push(place);
-            self.inputs.extend_from_slice(&latent[place / top_k * d.latent..][..d.latent]);
+        let d = &self.dims;
+        ready.sort_unstable_by_key(|loaded| loaded.expert);
+        let one = latent.len() == d.latent;
+        if let (true, Some(first)) = (one, ready.first()) {
+            let forms = Forms::of(&first.weights.gate(), n.experts);
+            buf.latent.prepare(n.kernels, latent, 1, forms);
         }
-        let rows = self.places.len();
-        self.gate.resize(rows * d.inter, 0.0);
-        self.up.resize(rows * d.inter, 0.0);
-        self.out.resize(rows * d.latent, 0.0);
+        let mut rest = &*ready;
+        while !rest.is_empty() {
+            let mut rows = 0;
+            let fit = rest.iter().take_while(|loaded| {
+                rows += choices.rows(loaded.expert).len();
+                rows <= buf.rows
+            });
+            let (experts, after) = rest.split_at(fit.count());
+            rest = after;
+            let first = choices.places(experts[0].expert).start;
+            let batch = Batch {
+                experts,
+                choices,
+                d,
+                first,
+                outputs: &mut outputs[first * d.latent..],
+                gathered: &mut buf.gathered,
+                gate: &mut buf.gate,
+                up: &mut buf.up,
+                scratch: &mut buf.scratch,
+            };
+            let shared = one.then_some(&buf.latent);
+            for_each(batch, 1, |_, expert| expert.compute(n, latent, shared));
+        }
     }
 }
 
-/// The router's choice for one row: the `top_k` largest of `sigmoid(score) + bias`, lowest
-/// id first among equals, NaN never before a number; weights are the plain sigmoids,
-/// normalized.
-fn route(
+/// Guesses the experts of the layer after an FFN of any kind from its input
+/// `x: [rows, hidden]`, and begins to read the best ones, if it is worth it.
+///
+/// # Errors
+/// A weight cannot be read.
+pub fn guess_next(
+    step: &MoeStep<'_, '_>,
+    x: &[f32],
+    rows: usize,
+    buf: &mut MoeBuffers,
+) -> anyhow::Result<()> {
+    let MoeBuffers { scores, scratch, .. } = buf;
+    guess(step, x, rows, scores, scratch)
+}
+
+fn guess(
+    step: &MoeStep<'_, '_>,
+    x: &[f32],
+    rows: usize,
     scores: &mut [f32],
-    bias: &[f32],
-    d: &MoeConfig,
-    order: &mut Vec<usize>,
-    chosen: &mut Vec<(usize, f32)>,
-) {
-    scores.iter_mut().for_each(|s| *s = sigmoid(*s));
-    let key = |e: usize| {
-        let biased = scores[e] + bias[e];
-        if biased.is_nan() { f32::NEG_INFINITY } else { biased }
+    scratch: &mut Activations,
+) -> anyhow::Result<()> {
+    // With more rows the disk is never idle, and a router that is itself read from disk
+    // must wait for its turn.
+    let Some(next) = step.next.filter(|next| rows == 1 && next.router.is_here()) else {
+        return Ok(());
     };
-    order.clear();
-    order.extend(0..scores.len());
-    let by_score = |a: &usize, b: &usize| key(*b).total_cmp(&key(*a)).then(a.cmp(b));
-    if d.top_k < order.len() {
-        order.select_nth_unstable_by(d.top_k, by_score);
+    let (n, layer, d) = (step.numerics, step.layer + 1, &next.dims);
+    let width = step.experts.look_ahead_width(layer);
+    if width == 0 {
+        return Ok(());
     }
-    let best = &mut order[..d.top_k];
-    best.sort_unstable_by(by_score);
-    let sum: f32 = best.iter().map(|&e| scores[e]).sum();
-    chosen.extend(best.iter().map(|&e| (e, scores[e] / (sum + 1e-20) * d.scaling)));
+    let scores = &mut scores[..d.experts];
+    dense::multiply(n, x, 1, [(&next.router, &mut *scores)], scratch)?;
+    let mut picks = [(0, 0.0); RANKS];
+    let picks = &mut picks[..d.top_k.min(RANKS)];
+    route(next.rule(n), scores, picks);
+    let ranked = picks.iter().map(|pick| pick.0 as usize);
+    step.experts.read_early(step.container, layer, ranked, width);
+    Ok(())
 }
 
-/// Weighted sum of each row's experts in the order they were chosen.
-fn sum_outputs(latent: &mut [f32], outputs: &[f32], chosen: &[(usize, f32)], d: &MoeConfig) {
-    let parts = (Chunks::new(latent, d.latent), 0..chosen.len() / d.top_k);
-    for_each(parts, 1, |row, (sum, _)| {
-        let sum = sum.into_slice();
-        sum.fill(0.0);
-        for place in row * d.top_k..(row + 1) * d.top_k {
-            let (weight, out) = (chosen[place].1, &outputs[place * d.latent..][..d.latent]);
-            sum.iter_mut().zip(out).for_each(|(s, o)| *s += weight * o);
+/// Some experts with what they need, in the order of their places.
+struct Batch<'s> {
+    experts: &'s [Loaded],
+    choices: &'s Choices,
+    d: &'s MoeConfig,
+    /// The place that `outputs` begins with.
+    first: usize,
+    outputs: &'s mut [f32],
+    gathered: &'s mut [f32],
+    gate: &'s mut [f32],
+    up: &'s mut [f32],
+    scratch: &'s mut [Activations],
+}
+
+impl Split for Batch<'_> {
+    fn items(&self) -> usize {
+        self.experts.len()
+    }
+
+    fn split_at(self, mid: usize) -> (Self, Self) {
+        let Self { experts, choices, d, first, outputs, gathered, gate, up, scratch } = self;
+        let (left, right) = experts.split_at(mid);
+        let rows: usize = left.iter().map(|loaded| choices.rows(loaded.expert).len()).sum();
+        let next = right.first().map_or(first, |loaded| choices.places(loaded.expert).start);
+        let outputs = outputs.split_at_mut((next - first) * d.latent);
+        let gathered = gathered.split_at_mut((rows * d.latent).min(gathered.len()));
+        let gate = gate.split_at_mut(rows * d.inter);
+        let up = up.split_at_mut(rows * d.inter);
+        let scratch = scratch.split_at_mut(mid);
+        let half = |experts, first, outputs, gathered, gate, up, scratch| Batch {
+            experts,
+            choices,
+            d,
+            first,
+            outputs,
+            gathered,
+            gate,
+            up,
+            scratch,
+        };
+        (
+            half(left, first, outputs.0, gathered.0, gate.0, up.0, scratch.0),
+            half(right, next, outputs.1, gathered.1, gate.1, up.1, scratch.1),
+        )
+    }
+}
+
+impl Batch<'_> {
+    /// `out <- down(situ(gate x, up x))` for the one expert left; `shared` is its input if
+    /// the step has a single row, which is all of `latent`.
+    fn compute(self, n: &Numerics, latent: &[f32], shared: Option<&Activations>) {
+        let (d, expert) = (self.d, &self.experts[0]);
+        let (weights, scratch) = (&expert.weights, &mut self.scratch[0]);
+        let rows = self.choices.rows(expert.expert);
+        let (gate, up) =
+            (&mut self.gate[..rows.len() * d.inter], &mut self.up[..rows.len() * d.inter]);
+        let mut products = [
+            Product::new(weights.gate(), gate, rows.len()),
+            Product::new(weights.up(), up, rows.len()),
+        ];
+        if let Some(x) = shared {
+            multiply_prepared(n.kernels, n.experts, &mut products, x);
+        } else {
+            let gathered = &mut self.gathered[..rows.len() * d.latent];
+            for (x, &row) in gathered.chunks_exact_mut(d.latent).zip(rows) {
+                x.copy_from_slice(&latent[row as usize * d.latent..][..d.latent]);
+            }
+            multiply(n.kernels, n.experts, gathered, rows.len(), &mut products, scratch);
         }
-    });
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn dims(experts: usize, top_k: usize) -> MoeConfig {
-        MoeConfig { experts, top_k, latent: 32, inter: 32, shared_inter: 64, scaling: 1.0 }
-    }
-
-    fn choice(scores: &[f32], bias: &[f32], top_k: usize) -> Vec<(usize, f32)> {
-        let mut chosen = Vec::new();
-        let d = dims(scores.len(), top_k);
-        route(&mut scores.to_vec(), bias, &d, &mut Vec::new(), &mut chosen);
-        chosen
-    }
-
-    #[test]
-    fn bias_chooses_but_does_not_weigh() {
-        let chosen = choice(&[0.0, 2.0, 0.0], &[0.0, -2.0, 0.5], 2);
-        assert_eq!(chosen.iter().map(|c| c.0).collect::<Vec<_>>(), [2, 0]);
-        assert!(chosen.iter().all(|c| (c.1 - 0.5).abs() < 1e-6), "{chosen:?}");
-    }
-
-    #[test]
-    fn ties_go_to_the_lowest_id_and_nan_to_the_last() {
-        let chosen = choice(&[1.0, f32::NAN, 1.0, 1.0], &[0.0; 4], 2);
-        assert_eq!(chosen.iter().map(|c| c.0).collect::<Vec<_>>(), [0, 2]);
-        assert_eq!(choice(&[f32::NAN; 3], &[0.0; 3], 3).len(), 3);
+        situ_rows(n, gate, up);
+        let out = &mut self.outputs[..rows.len() * d.latent];
+        let mut products = [Product::new(weights.down(), out, rows.len())];
+        multiply(n.kernels, n.experts, gate, rows.len(), &mut products, scratch);
     }
 }
