@@ -2,6 +2,7 @@
 
 mod chat;
 mod convert;
+mod hostile;
 mod memory;
 mod real_vocab;
 mod run;

@@ -182,6 +182,11 @@ impl<B: AsRef<[u8]>> ExpertTable<B> {
     /// Another version or model, a wrong length, or a place outside its shard.
     pub fn new(bytes: B, config: &ModelConfig, shard_sizes: &[u64]) -> Result<Self> {
         let all = bytes.as_ref();
+        if !all.as_ptr().cast::<ExpertEntry>().is_aligned() {
+            return Err(Error::unsupported(
+                "expected the table on a multiple of 8 bytes in memory",
+            ));
+        }
         let wanted = header(config, shard_sizes.len());
         let entries = config.moe_layers().len() * config.moe.experts;
         if all.len() != HEADER + entries * STRIDE {

@@ -117,7 +117,13 @@ impl Header {
     }
 
     fn check_coverage(&self) -> Result<()> {
-        let data = self.file_size.saturating_sub(self.data_start);
+        let Some(data) = self.file_size.checked_sub(self.data_start) else {
+            let problem = format!(
+                "expected a header within {} bytes, found one that ends at {}",
+                self.file_size, self.data_start
+            );
+            return Err(Error::malformed(problem).hint(REFETCH));
+        };
         let mut at = 0;
         for t in &self.tensors {
             if t.begin > at {
