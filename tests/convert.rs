@@ -36,7 +36,8 @@ fn convert_with(
 ) -> Result<Converted> {
     let plan = plan(snapshot, &Recipe::default())?;
     let pool = k3_prep::threads::pool(Some(2)).unwrap();
-    Conversion { force, talk: Talk::Quiet, pool: &pool, on_file }.run(&plan, out)
+    Conversion { force, allow_nonfinite: false, talk: Talk::Quiet, pool: &pool, on_file }
+        .run(&plan, out)
 }
 
 fn simply(snapshot: &Path, out: &Path) -> Result<Converted> {
@@ -145,9 +146,15 @@ fn threads_change_no_byte() {
         let out = tiny.path(jobs.to_string());
         let pool = k3_prep::threads::pool(Some(jobs)).unwrap();
         let on_file = &mut |_: &_| Ok(());
-        Conversion { force: false, talk: Talk::Quiet, pool: &pool, on_file }
-            .run(&plan, &out)
-            .unwrap();
+        Conversion {
+            force: false,
+            allow_nonfinite: false,
+            talk: Talk::Quiet,
+            pool: &pool,
+            on_file,
+        }
+        .run(&plan, &out)
+        .unwrap();
         contents(&out)
     };
     let one = run(1);
@@ -217,7 +224,8 @@ fn work_begun_otherwise_is_not_mixed_with() {
     let pool = k3_prep::threads::pool(Some(2)).unwrap();
     let other = plan(&snapshot, &recipe(8, 8, 8)).unwrap();
     let other_recipe = |force, on_file: &mut (dyn FnMut(&FileRecord) -> Result<()> + Send)| {
-        Conversion { force, talk: Talk::Quiet, pool: &pool, on_file }.run(&other, &out)
+        Conversion { force, allow_nonfinite: false, talk: Talk::Quiet, pool: &pool, on_file }
+            .run(&other, &out)
     };
     let error = other_recipe(false, &mut |_| Ok(())).unwrap_err();
     let text = error.to_string();
@@ -233,7 +241,9 @@ fn work_begun_otherwise_is_not_mixed_with() {
     assert!(text.ends_with("the file changed while it was converted"), "its plan is older: {text}");
     let other = plan(&snapshot, &recipe(8, 8, 8)).unwrap();
     let on_file = &mut |_: &FileRecord| Ok(());
-    Conversion { force: true, talk: Talk::Quiet, pool: &pool, on_file }.run(&other, &out).unwrap();
+    Conversion { force: true, allow_nonfinite: false, talk: Talk::Quiet, pool: &pool, on_file }
+        .run(&other, &out)
+        .unwrap();
     assert_eq!(Manifest::read(&out).unwrap().recipe, recipe(8, 8, 8));
     let fresh = tiny.path("fresh");
     convert(&snapshot, &fresh, &recipe(8, 8, 8));
@@ -278,7 +288,8 @@ fn what_is_there_already_is_kept_until_it_may_go() {
     let other = plan(&snapshot, &recipe(8, 8, 8)).unwrap();
     let pool = k3_prep::threads::pool(Some(2)).unwrap();
     let run = |force, on_file: &mut (dyn FnMut(&FileRecord) -> Result<()> + Send)| {
-        Conversion { force, talk: Talk::Quiet, pool: &pool, on_file }.run(&other, &out)
+        Conversion { force, allow_nonfinite: false, talk: Talk::Quiet, pool: &pool, on_file }
+            .run(&other, &out)
     };
     let text = run(false, &mut |_| Ok(())).unwrap_err().to_string();
     assert!(text.contains("there is another container already: made with --bits 4"), "{text}");

@@ -68,7 +68,7 @@ pub(crate) fn convert(snapshot: &Path, out: &Path, recipe: &Recipe) {
     let plan = ConversionPlan::new(&snapshot, recipe).expect("a complete snapshot");
     let pool = rayon::ThreadPoolBuilder::new().num_threads(2).build().expect("threads");
     let on_file = &mut |_: &_| Ok(());
-    Conversion { force: false, talk: Talk::Quiet, pool: &pool, on_file }
+    Conversion { force: false, allow_nonfinite: false, talk: Talk::Quiet, pool: &pool, on_file }
         .run(&plan, out)
         .expect("a conversion");
 }

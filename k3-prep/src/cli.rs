@@ -44,6 +44,9 @@ pub struct ConvertArgs {
     /// Threads to quantize with [default: all that this process may use]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub jobs: Option<u16>,
+    /// Take NaN and infinite weights as 0 instead of refusing them; each tensor is named
+    #[arg(long)]
+    pub allow_nonfinite: bool,
     /// Check everything and print the plan, but write nothing
     #[arg(long)]
     pub dry_run: bool,

@@ -8,6 +8,7 @@ use k3_formats::snapshot::ShardFile;
 use k3_formats::{Error, Result};
 use rayon::ThreadPool;
 
+use crate::expert_scales;
 use crate::folder::{OutputFolder, REPLACE};
 use crate::identity::Identity;
 use crate::journal::Journal;
@@ -21,6 +22,8 @@ use crate::size::Bytes;
 pub struct Conversion<'a> {
     /// Replace a container that is there already, and start over.
     pub force: bool,
+    /// Take NaN and infinite weights as 0, and say so, instead of refusing them.
+    pub allow_nonfinite: bool,
     /// Whether to say how far it is.
     pub talk: Talk,
     /// Threads that quantize.
@@ -52,6 +55,7 @@ impl Conversion<'_> {
         if let Some(manifest) = existing(plan, &folder)? {
             return Ok(Converted { manifest, before: true });
         }
+        expert_scales::check(plan, self.pool, self.allow_nonfinite)?;
         folder.create()?;
         let mut journal = Journal::lock(folder.work())?;
         if self.force {
@@ -93,7 +97,13 @@ impl Conversion<'_> {
         let todo: Vec<usize> = (0..records.len()).filter(|&i| records[i].is_none()).collect();
         let bytes = todo.iter().map(|&i| plan.dense[i].source_bytes()).sum();
         let progress = Progress::start("convert", bytes, self.talk);
-        let pipeline = Pipeline { plan, dir: folder.work(), pool: self.pool, progress: &progress };
+        let pipeline = Pipeline {
+            plan,
+            dir: folder.work(),
+            pool: self.pool,
+            progress: &progress,
+            allow_nonfinite: self.allow_nonfinite,
+        };
         let on_file = self.on_file;
         pipeline.run(todo, |record| {
             journal.record(&record)?;

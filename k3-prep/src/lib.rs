@@ -9,6 +9,7 @@ mod block_reader;
 mod cli;
 mod commands;
 pub mod conversion;
+mod expert_scales;
 mod folder;
 mod identity;
 mod inventory;

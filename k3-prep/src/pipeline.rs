@@ -19,11 +19,12 @@ use rayon::ThreadPool;
 use safetensors::Dtype;
 
 use crate::block_reader::{BLOCK, BlockReader, Pages};
+use crate::expert_scales::NOT_FINITE;
 use crate::output;
 use crate::plan::{ConversionPlan, DenseFile, PlannedTensor};
 use crate::problems::Lines;
 use crate::progress::Progress;
-use crate::quantize::{self, Outliers};
+use crate::quantize::{self, NonFinite, Outliers};
 
 /// Most files written at once: more would only take memory.
 const MOST_WRITERS: usize = 16;
@@ -36,6 +37,8 @@ pub(crate) struct Pipeline<'a> {
     /// Quantizes.
     pub(crate) pool: &'a ThreadPool,
     pub(crate) progress: &'a Progress,
+    /// Whether NaN and infinite weights count as 0.
+    pub(crate) allow_nonfinite: bool,
 }
 
 impl Pipeline<'_> {
@@ -166,11 +169,20 @@ impl FileWork<'_> {
                 let codes = &mut codes[..n * code_bytes];
                 let scales = &mut scales[row * row_scales..][..n * row_scales];
                 self.read(tensor, reader, 2 * row * cols, bytemuck::cast_slice_mut(weights))?;
-                let found = self
-                    .pipeline
-                    .pool
-                    .install(|| quantize::quantize(format, cols, weights, codes, scales))
-                    .map_err(|at| self.not_finite(tensor, (row + at.row) * cols + at.col))?;
+                let mut quantize = |weights: &[bf16]| {
+                    let quantize = || quantize::quantize(format, cols, weights, codes, scales);
+                    self.pipeline.pool.install(quantize)
+                };
+                let element = |at: NonFinite| (row + at.row) * cols + at.col;
+                let found = match quantize(weights) {
+                    Err(at) => {
+                        let bad = weights.iter_mut().filter(|w| !w.is_finite());
+                        self.forgive(self.not_finite(tensor, element(at)), bad, bf16::ZERO)?;
+                        quantize(weights)
+                    }
+                    found => found,
+                };
+                let found = found.map_err(|at| self.not_finite(tensor, element(at)))?;
                 outliers.add(found, row);
                 sink.write(codes)?;
             }
@@ -195,12 +207,19 @@ impl FileWork<'_> {
                 let block = bytemuck::cast_slice_mut(&mut block);
                 let block = &mut block[..BLOCK.min(bytes - at)];
                 self.read(tensor, reader, at, block)?;
-                let (bad, width) = match tensor.spec.dtype {
-                    Dtype::F32 => (quantize::first_non_finite_f32(bytemuck::cast_slice(block)), 4),
-                    _ => (quantize::first_non_finite_bf16(bytemuck::cast_slice(block)), 2),
-                };
-                if let Some(i) = bad {
-                    return Err(self.not_finite(tensor, at / width + i).into());
+                if tensor.spec.dtype == Dtype::F32 {
+                    let values: &mut [f32] = bytemuck::cast_slice_mut(block);
+                    if let Some(i) = quantize::first_non_finite_f32(values) {
+                        let first = self.not_finite(tensor, at / 4 + i);
+                        self.forgive(first, values.iter_mut().filter(|v| !v.is_finite()), 0.0)?;
+                    }
+                } else {
+                    let values: &mut [bf16] = bytemuck::cast_slice_mut(block);
+                    if let Some(i) = quantize::first_non_finite_bf16(values) {
+                        let first = self.not_finite(tensor, at / 2 + i);
+                        let bad = values.iter_mut().filter(|v| !v.is_finite());
+                        self.forgive(first, bad, bf16::ZERO)?;
+                    }
                 }
                 sink.write(block)?;
             }
@@ -227,13 +246,31 @@ impl FileWork<'_> {
         Ok(())
     }
 
+    /// Sets `bad` weights to zero and warns of the first of them, if that is allowed.
+    ///
+    /// # Errors
+    /// It is not: `first`.
+    fn forgive<'w, T: Copy + 'w>(
+        &self,
+        first: Error,
+        bad: impl Iterator<Item = &'w mut T>,
+        zero: T,
+    ) -> Result<()> {
+        if !self.pipeline.allow_nonfinite {
+            return Err(first);
+        }
+        let count = bad.map(|w| *w = zero).count();
+        output::warn(format_args!("{first}; {count} such weights near it count as 0"));
+        Ok(())
+    }
+
     fn not_finite(&self, tensor: &PlannedTensor, element: usize) -> Error {
         let cols = tensor.spec.shape.last().copied().unwrap_or(1).max(1);
         let (row, col) = (element / cols, element % cols);
         Error::malformed(format!("the weight in row {row}, column {col} is NaN or infinite"))
             .item(tensor.spec.name.clone())
             .in_file(self.shard_path(tensor))
-            .hint("the file is damaged, or was never right; check it against its published digest")
+            .hint(NOT_FINITE)
     }
 
     fn report(&self, tensor: &PlannedTensor, outliers: Outliers) {

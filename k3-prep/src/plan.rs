@@ -149,6 +149,12 @@ impl ConversionPlan {
         }
     }
 
+    /// The bytes of the expert table.
+    pub(crate) fn expert_table(&self) -> &[u8] {
+        let table = self.small.iter().find(|file| file.name == EXPERT_TABLE_FILE);
+        table.map_or(&[], |file| &file.bytes)
+    }
+
     /// Bytes of all files, the manifest and the sums not counted.
     pub fn output_bytes(&self) -> u64 {
         let dense: u64 = self.dense.iter().map(|f| f.layout.file_size()).sum();

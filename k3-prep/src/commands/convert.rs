@@ -46,7 +46,13 @@ pub(super) fn run(args: &ConvertArgs, talk: Talk) -> Result<Outcome> {
     let converted = if args.dry_run {
         None
     } else {
-        let conversion = Conversion { force: args.force, talk, pool: &pool, on_file: &mut on_file };
+        let conversion = Conversion {
+            force: args.force,
+            allow_nonfinite: args.allow_nonfinite,
+            talk,
+            pool: &pool,
+            on_file: &mut on_file,
+        };
         Some(conversion.run(&plan, &args.out)?)
     };
     report(args, &summary, converted.as_ref(), start)?;

@@ -11,6 +11,7 @@ use k3_formats::snapshot::Snapshot;
 use k3_formats::{Error, Result, text_file};
 use rayon::ThreadPool;
 use rayon::prelude::*;
+use safetensors::Dtype;
 
 use super::{Findings, MAX_TEXT, RederiveReport};
 use crate::block_reader::{BlockReader, Pages};
@@ -110,6 +111,7 @@ impl Rederivation<'_> {
         let chosen = self.choose(rows, &spec.name);
         for &row in &chosen {
             reader.read(&mut source, tensor.offset + (row * row_bytes) as u64)?;
+            make_finite(spec.dtype, &mut source);
             let same = match tensor.format {
                 Some(format) => self.quantized_row(&spec.name, format, row, &source)?,
                 None => {
@@ -166,5 +168,19 @@ impl Rederivation<'_> {
         let same_scales =
             stored_scales.iter().zip(&scales).all(|(a, b)| a.to_bits() == b.to_bits());
         Ok(same_scales && matrix.codes[row * codes.len()..][..codes.len()] == codes)
+    }
+}
+
+/// NaN and infinities as a conversion that allows them takes them: as 0.
+fn make_finite(dtype: Dtype, bytes: &mut [u8]) {
+    match dtype {
+        Dtype::F32 => {
+            let values = bytes.as_chunks_mut::<4>().0.iter_mut();
+            values.filter(|v| !f32::from_le_bytes(**v).is_finite()).for_each(|v| *v = [0; 4]);
+        }
+        _ => {
+            let values = bytes.as_chunks_mut::<2>().0.iter_mut();
+            values.filter(|v| !bf16::from_le_bytes(**v).is_finite()).for_each(|v| *v = [0; 2]);
+        }
     }
 }

@@ -48,7 +48,7 @@ fn convert(snapshot: &Path, out: &Path) {
     let plan = ConversionPlan::new(&snapshot, &Recipe::default()).expect("a plan");
     let pool = rayon::ThreadPoolBuilder::new().num_threads(1).build().expect("a thread");
     let on_file = &mut |_: &_| Ok(());
-    Conversion { force: false, talk: Talk::Quiet, pool: &pool, on_file }
+    Conversion { force: false, allow_nonfinite: false, talk: Talk::Quiet, pool: &pool, on_file }
         .run(&plan, out)
         .expect("a container");
 }
