@@ -1,7 +1,9 @@
 //! The command line: types only.
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 
+use clap::builder::FalseyValueParser;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use crate::experts::{DirectIo, LookAhead};
@@ -44,8 +46,12 @@ pub struct EngineArgs {
 
     /// Folder with the original shards; give it several times if they are spread over
     /// drives. Default: where the snapshot was at conversion.
-    #[arg(long, value_name = "DIR", env = "K3_DIRS", value_delimiter = ':')]
+    #[arg(long, value_name = "DIR")]
     pub snapshot: Vec<PathBuf>,
+
+    /// Twin of --snapshot: a list as in PATH.
+    #[arg(long = "snapshot-list", hide = true, env = "K3_DIRS")]
+    snapshot_list: Option<OsString>,
 
     /// Threads that compute. Default: the physical cores this process may use.
     #[arg(long, value_name = "N")]
@@ -65,7 +71,11 @@ pub struct EngineArgs {
     /// them into private memory, `stream` keeps what the budget allows and reads the rest
     /// again for every token. Never changes a result.
     #[arg(long, value_enum, default_value_t, value_name = "MODE")]
-    pub memory: MemoryMode,
+    memory: MemoryMode,
+
+    /// Twin of --memory mmap.
+    #[arg(long = "mmap", hide = true, env = "K3_MMAP", value_parser = FalseyValueParser::new())]
+    mmap: bool,
 
     /// Lock the weights that are kept in memory, so that they are never swapped out.
     #[arg(long)]
@@ -79,7 +89,11 @@ pub struct EngineArgs {
     /// Memory for cached experts, for example 24G. One expert is always kept. Never
     /// changes a result. Default: what the dense weights leave of --ram.
     #[arg(long, value_name = "SIZE", value_parser = size)]
-    pub expert_cache: Option<u64>,
+    expert_cache: Option<u64>,
+
+    /// Twin of --expert-cache, in units of 1 GiB.
+    #[arg(long = "expert-gb", hide = true, env = "K3_EXPERT_GB", value_parser = gibibytes)]
+    expert_gb: Option<u64>,
 
     /// Whether expert reads go around the page cache.
     #[arg(long, value_enum, default_value_t, env = "K3_DIRECT")]
@@ -115,6 +129,27 @@ pub struct EngineArgs {
 }
 
 impl EngineArgs {
+    /// Folders with the shards, in the order they are searched.
+    pub fn snapshot_dirs(&self) -> Vec<PathBuf> {
+        match &self.snapshot_list {
+            Some(list) if self.snapshot.is_empty() => std::env::split_paths(list).collect(),
+            _ => self.snapshot.clone(),
+        }
+    }
+
+    /// Where the dense weights are to be.
+    pub fn memory_mode(&self) -> MemoryMode {
+        match self.memory {
+            MemoryMode::Auto if self.mmap => MemoryMode::Mmap,
+            mode => mode,
+        }
+    }
+
+    /// Memory for cached experts in bytes, if the user said.
+    pub fn expert_cache_bytes(&self) -> Option<u64> {
+        self.expert_cache.or(self.expert_gb)
+    }
+
     /// The same with room for `tokens`, unless the user said how many.
     #[must_use]
     pub fn with_context(&self, tokens: usize) -> Self {
@@ -324,6 +359,11 @@ fn positive(text: &str) -> Result<usize, String> {
     }
 }
 
+/// Bytes of a plain number of GiB.
+fn gibibytes(text: &str) -> Result<u64, String> {
+    size(&format!("{}G", text.trim()))
+}
+
 /// Bytes from `512M`, `24G`, `1.5T` (powers of 1024), or plain bytes.
 fn size(text: &str) -> Result<u64, String> {
     let wanted = || format!("expected a size like 512M or 24G, found {text:?}");
@@ -351,6 +391,23 @@ mod tests {
     #[test]
     fn definitions_are_consistent() {
         Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn options_have_twins() {
+        let parse = |args: &[&str]| match Cli::parse_from([&["k3-run", "info", "c"], args].concat())
+            .command
+        {
+            Command::Info(info) => info.engine,
+            _ => unreachable!("info was asked for"),
+        };
+        let args = parse(&["--expert-gb", "1.5", "--mmap", "--snapshot-list", "/a:/b c"]);
+        assert_eq!(args.expert_cache_bytes(), Some(3 << 29));
+        assert_eq!(args.memory_mode(), MemoryMode::Mmap);
+        assert_eq!(args.snapshot_dirs(), [PathBuf::from("/a"), PathBuf::from("/b c")]);
+        let args = parse(&["--snapshot", "/x:y", "--direct-io", "0", "--snapshot-list", "/a"]);
+        assert_eq!(args.snapshot_dirs(), [PathBuf::from("/x:y")]);
+        assert_eq!(args.direct_io, DirectIo::Off);
     }
 
     #[test]

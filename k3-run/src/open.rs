@@ -74,7 +74,7 @@ pub fn engine<'a>(
     let options = expert_options(container, args, plan.cache_bytes)?;
     let experts = ExpertStore::open(container, &options, &mut notes)?;
     notes.iter().for_each(|note| say(format_args!("note: {note}")));
-    if args.memory == MemoryMode::Auto {
+    if args.memory_mode() == MemoryMode::Auto {
         say(format_args!("memory: {}", plan.summary()));
     }
     let act8 = args.act8.unwrap_or(act8);
@@ -108,13 +108,13 @@ pub fn memory_plan(
         container,
         &Request {
             ram: args.ram.unwrap_or_else(|| memory::spare().bytes()),
-            mode: args.memory,
+            mode: args.memory_mode(),
             layers: layers(container, args),
             context: args.context.unwrap_or(DEFAULT_CONTEXT).min(container.config.max_context),
             sequences: 1,
             rows: args.chunk,
             arithmetic: arithmetic(args.act8.unwrap_or(act8) == Act8::On),
-            expert_cache: args.expert_cache,
+            expert_cache: args.expert_cache_bytes(),
             threads: threads + args.readers,
             lock: args.pin,
         },
@@ -134,7 +134,8 @@ fn expert_options(
     args: &EngineArgs,
     cache_bytes: u64,
 ) -> anyhow::Result<ExpertOptions> {
-    let dirs = if args.snapshot.is_empty() {
+    let given = args.snapshot_dirs();
+    let dirs = if given.is_empty() {
         let recorded = &container.manifest.snapshot;
         if recorded.is_empty() {
             let error = Error::missing("the container does not say where its snapshot is")
@@ -144,7 +145,7 @@ fn expert_options(
         }
         vec![PathBuf::from(recorded)]
     } else {
-        args.snapshot.clone()
+        given
     };
     Ok(ExpertOptions {
         dirs,

@@ -22,8 +22,10 @@ pub enum DirectIo {
     #[default]
     Auto,
     /// Around it, or refuse to start.
+    #[value(alias = "1")]
     On,
     /// Through it.
+    #[value(alias = "0")]
     Off,
 }
 
