@@ -5,7 +5,7 @@ PREP   = target/release/k3-prep
 RUN    = target/release/k3-run
 PROMPT = Elizabeth was surprised to find that
 
-.PHONY: build demo test check bench dist
+.PHONY: build demo test check bench dist faults
 
 build:
 	$(CARGO) build --locked --release -p k3-prep -p k3-run
@@ -37,3 +37,8 @@ dist: build
 	mkdir -p target/dist
 	cp $(PREP) $(RUN) LICENSE README.md target/dist/
 	strip target/dist/k3-prep target/dist/k3-run
+
+# Damaged files, killed and starved processes, on the built programs: prints a table.
+KILLS ?= 200
+faults: build
+	K3_BIN=$(CURDIR)/target/release K3_KILLS=$(KILLS) $(CARGO) test --locked -p tests --test it -- faults hostile --include-ignored --show-output

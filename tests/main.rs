@@ -2,6 +2,7 @@
 
 mod chat;
 mod convert;
+mod faults;
 mod hostile;
 mod memory;
 mod real_vocab;

@@ -130,8 +130,9 @@ impl ModelConfig {
     /// # Errors
     /// Names the key, the value and what is allowed.
     pub fn read(path: &Path) -> Result<Self> {
-        let text = text_file::read(path, 4 << 20)?;
-        Self::parse(&text).map_err(|e| e.in_file(path))
+        let text = text_file::read(path, 4 << 20);
+        let again = "config.json is damaged or of another model; download it again";
+        text.and_then(|text| Self::parse(&text)).map_err(|e| e.in_file(path).hint(again))
     }
 
     /// Parses the text of `config.json`.

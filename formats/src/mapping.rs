@@ -26,6 +26,10 @@ impl Mapping {
     /// # Errors
     /// The file is absent or cannot be mapped.
     pub fn open(path: &Path) -> Result<Self> {
+        // Opening a pipe would wait for a writer, perhaps for ever.
+        if fs_err::metadata(path).is_ok_and(|m| !m.is_file()) {
+            return Err(Error::unsupported("not a regular file").in_file(path));
+        }
         let file = fs_err::File::open(path)
             .map_err(|e| match e.kind() {
                 std::io::ErrorKind::NotFound => Error::missing("no such file").in_file(path),

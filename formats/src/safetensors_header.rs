@@ -88,6 +88,10 @@ impl Header {
     /// # Errors
     /// As [`Header::read`], without the file's name.
     pub fn parse(json: &[u8], file_size: u64) -> Result<Self> {
+        Self::parse_checked(json, file_size).map_err(|e| e.hint(REFETCH))
+    }
+
+    fn parse_checked(json: &[u8], file_size: u64) -> Result<Self> {
         let entries: Entries<'_> = serde_json::from_slice(json)
             .map_err(|e| Error::malformed(format!("header is not valid: {e}")).hint(REFETCH))?;
         let mut tensors = Vec::with_capacity(entries.0.len());

@@ -31,6 +31,10 @@ pub fn read_bytes(path: &Path, limit: u64) -> Result<Vec<u8>> {
         std::io::ErrorKind::NotFound => Error::missing("no such file").in_file(path),
         _ => Error::io(path, "read", e),
     };
+    // Opening a pipe would wait for a writer, perhaps for ever.
+    if !fs_err::metadata(path).map_err(open)?.is_file() {
+        return Err(Error::unsupported("not a regular file").in_file(path));
+    }
     let file = fs_err::File::open(path).map_err(open)?.into_file();
     let mut bytes = Vec::new();
     file.take(limit + 1).read_to_end(&mut bytes).map_err(|e| Error::io(path, "read", e))?;

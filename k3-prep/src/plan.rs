@@ -207,14 +207,27 @@ fn small_files(snapshot: &Snapshot, problems: &mut Problems) -> Vec<SmallFile> {
     for (name, required) in COPIED {
         let path = snapshot.file(name);
         match text_file::read_bytes(&path, MAX_SMALL) {
-            Ok(bytes) => files.push(SmallFile { name, bytes }),
+            Ok(bytes) => match is_json(&bytes) {
+                Ok(()) => files.push(SmallFile { name, bytes }),
+                Err(error) => problems.add(&error.in_file(path)),
+            },
             Err(_) if !required && path.symlink_metadata().is_err() => {}
             // The tokenizer's reader has named it already.
             Err(_) if name == "tokenizer_config.json" => {}
-            Err(error) => problems.add(&error),
+            Err(error) => problems.add(&error.hint("download the file again")),
         }
     }
     files
+}
+
+/// Files that a runtime will read must be what it can read.
+fn is_json(bytes: &[u8]) -> Result<()> {
+    let text = bytes.strip_prefix("\u{feff}".as_bytes()).unwrap_or(bytes);
+    match serde_json::from_slice::<serde::de::IgnoredAny>(text) {
+        Ok(_) => Ok(()),
+        Err(e) => Err(Error::malformed(format!("not valid JSON: {e}"))
+            .hint("the file is damaged or incomplete; download it again")),
+    }
 }
 
 fn tokenizer_files(snapshot: &Snapshot) -> Result<Vec<SmallFile>> {
@@ -222,7 +235,8 @@ fn tokenizer_files(snapshot: &Snapshot) -> Result<Vec<SmallFile>> {
         &snapshot.file("tiktoken.model"),
         &snapshot.file("tokenizer_config.json"),
         snapshot.config.base_vocab(),
-    )?;
+    )
+    .map_err(|e| e.hint("download tiktoken.model and tokenizer_config.json again"))?;
     check_with_tiktoken(&tokenizer).map_err(|e| e.in_file(snapshot.file("tiktoken.model")))?;
     Ok(vec![
         SmallFile { name: TOKENIZER_FILE, bytes: tokenizer.write_prepared() },

@@ -25,12 +25,14 @@ pub mod parallel;
 mod report;
 pub mod sampler;
 pub mod session;
+mod sigbus;
 pub mod state;
 pub mod stop;
 pub mod trace;
 
 /// Runs the program with these arguments (the first is its name) and returns its exit code.
 pub fn run(args: impl IntoIterator<Item = OsString>) -> ExitCode {
+    sigbus::install();
     let cli = match cli::Cli::try_parse_from(args) {
         Ok(cli) => cli,
         Err(usage) => {
