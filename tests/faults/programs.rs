@@ -383,18 +383,28 @@ fn small_machines(bench: &mut Bench) {
         .unwrap();
     let outcome = same_or_said(&hung_up, true);
     bench.table.add(KIND, "the reader hangs up", &hung_up, outcome);
-    for (file, limit) in [("memory.max", "64M"), ("memory.max", "24M"), ("cpu.max", "50000 100000")]
-    {
-        let group = format!("/sys/fs/cgroup/k3-faults-{}", std::process::id());
-        let limited = fs::create_dir(&group).is_ok()
-            && fs::write(Path::new(&group).join(file), limit).is_ok();
-        if limited {
-            let setup = format!("echo $$ > {group}/cgroup.procs");
+    // Version 2 of control groups, then version 1; what is not there is not tried.
+    let root = Path::new("/sys/fs/cgroup");
+    for (controller, file, limit) in [
+        ("", "memory.max", "64M"),
+        ("", "memory.max", "24M"),
+        ("", "cpu.max", "50000 100000"),
+        ("memory", "memory.limit_in_bytes", "64M"),
+        ("memory", "memory.limit_in_bytes", "24M"),
+        ("cpu", "cpu.cfs_quota_us", "50000"),
+    ] {
+        let parent = root.join(controller);
+        let group = parent.join(format!("k3-faults-{}", std::process::id()));
+        if !parent.join("cgroup.procs").exists() || fs::create_dir(&group).is_err() {
+            continue;
+        }
+        if fs::write(group.join(file), limit).is_ok() {
+            let setup = format!("echo $$ > {}/cgroup.procs", group.display());
             let output = generate(bench, &clean, &[], &setup);
             let outcome = same_or_said(&output, output.stdout == good.stdout);
             bench.table.add("limits of the control group", limit, &output, outcome);
         }
-        let _ = fs::remove_dir(&group);
+        let _ = std::fs::remove_dir(&group);
     }
 }
 

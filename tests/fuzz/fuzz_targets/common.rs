@@ -13,10 +13,16 @@ use k3_prep::synth::{Preset, Routing, SynthOptions, write_snapshot};
 #[path = "../../hostile/parsers.rs"]
 mod parsers;
 
-/// Gives `bytes` to the parser `name`. The first call writes the seeds of the corpus to the
-/// folder that `K3_SEEDS` names, if it does.
+static WORLD: OnceLock<parsers::World> = OnceLock::new();
+
+/// Makes the container, and writes the seeds of the corpus to the folder that `K3_SEEDS`
+/// names, if it does.
+pub(crate) fn init(name: &str) {
+    WORLD.get_or_init(|| world(name));
+}
+
+/// Gives `bytes` to the parser `name`.
 pub(crate) fn run(name: &str, bytes: &[u8]) {
-    static WORLD: OnceLock<parsers::World> = OnceLock::new();
     let world = WORLD.get_or_init(|| world(name));
     let parse = parsers::PARSERS.iter().find(|(n, _)| *n == name).expect("a parser").1;
     parse(world, bytes);

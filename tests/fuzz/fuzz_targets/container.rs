@@ -3,4 +3,4 @@
 #[path = "common.rs"]
 mod common;
 
-libfuzzer_sys::fuzz_target!(|bytes: &[u8]| common::run("container", bytes));
+libfuzzer_sys::fuzz_target!(init: common::init("container"), |bytes: &[u8]| common::run("container", bytes));

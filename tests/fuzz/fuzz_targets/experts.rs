@@ -3,4 +3,4 @@
 #[path = "common.rs"]
 mod common;
 
-libfuzzer_sys::fuzz_target!(|bytes: &[u8]| common::run("experts", bytes));
+libfuzzer_sys::fuzz_target!(init: common::init("experts"), |bytes: &[u8]| common::run("experts", bytes));

@@ -3,4 +3,4 @@
 #[path = "common.rs"]
 mod common;
 
-libfuzzer_sys::fuzz_target!(|bytes: &[u8]| common::run("prepared", bytes));
+libfuzzer_sys::fuzz_target!(init: common::init("prepared"), |bytes: &[u8]| common::run("prepared", bytes));
