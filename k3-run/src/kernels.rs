@@ -12,6 +12,8 @@ mod isa;
 mod kda;
 mod matrix;
 mod norm;
+pub mod peak;
+mod scratch;
 mod vecmath;
 
 use k3_formats::{Error, Result};
@@ -26,6 +28,7 @@ use self::isa::{Isa, Task};
 pub use self::kda::{KdaHead, KdaHeadWeights};
 pub use self::matrix::{Matrix, Weights};
 pub use self::norm::{MAX_ENTRIES, Weight};
+use self::scratch::Scratch;
 pub use self::vecmath::Situ;
 use crate::parallel::Columns;
 
@@ -118,10 +121,15 @@ impl Kernels {
         assert_eq!(matrix.rows(), out.width(), "outputs of the matrix");
         assert_eq!(x.tokens(), out.tokens(), "as many outputs as inputs");
         let matrix = *matrix;
-        match arithmetic {
-            Arithmetic::Exact => self.run(exact::Product { matrix, x, out }),
-            Arithmetic::Act8 => self.run(act8::Product { matrix, x, out }),
-        }
+        Scratch::with(|scratch| match arithmetic {
+            Arithmetic::Exact => self.run(exact::Product { matrix, x, scratch, out }),
+            Arithmetic::Act8 => self.run(act8::Product { matrix, x, scratch, out }),
+        });
+    }
+
+    /// Rows to give a product at least, for its kernel to be worth starting.
+    pub(crate) fn min_rows(tokens: usize) -> usize {
+        if tokens <= 4 { 8 } else { 2 * scratch::ROWS }
     }
 
     fn run<T: Task>(self, task: T) -> T::Output {

@@ -7,9 +7,6 @@ use crate::parallel::{Columns, Split, join};
 /// parts out costs little and no thread waits long for the last one.
 const GRAIN: usize = 96 << 10;
 
-/// Rows of the smallest part, enough for the kernels to work on several at once.
-const MIN_ROWS: usize = 8;
-
 /// One product: `out[t, r] = Σ_c matrix[r, c] * x[t, c]`.
 pub struct Product<'a> {
     matrix: Matrix<'a>,
@@ -72,24 +69,24 @@ pub(crate) fn multiply_prepared(
     scratch: &Activations,
 ) {
     let matmul = |matrix: &Matrix, out: Columns| kernels.matmul(matrix, arithmetic, scratch, out);
-    spread(products, &matmul);
+    spread(products, Kernels::min_rows(scratch.tokens()), &matmul);
 }
 
 /// Halves the work by bytes until the parts are small.
-fn spread(products: &mut [Product], matmul: &(impl Fn(&Matrix, Columns) + Sync)) {
+fn spread(products: &mut [Product], min_rows: usize, matmul: &(impl Fn(&Matrix, Columns) + Sync)) {
     let bytes: usize = products.iter().map(Product::bytes).sum();
     match products {
         [] => {}
         [one] => {
             let rows = one.matrix.rows();
-            if bytes <= GRAIN || rows < 2 * MIN_ROWS {
+            if bytes <= GRAIN || rows < 2 * min_rows {
                 return matmul(&one.matrix, one.out.reborrow());
             }
-            let mid = (rows / 2).next_multiple_of(MIN_ROWS);
+            let mid = (rows / 2).next_multiple_of(min_rows);
             let (left, right) = one.out.reborrow().split_at(mid);
             let mut left = [Product { matrix: one.matrix.slice_rows(0..mid), out: left }];
             let mut right = [Product { matrix: one.matrix.slice_rows(mid..rows), out: right }];
-            join(|| spread(&mut left, matmul), || spread(&mut right, matmul));
+            join(|| spread(&mut left, min_rows, matmul), || spread(&mut right, min_rows, matmul));
         }
         _ if bytes <= GRAIN => {
             for product in products {
@@ -104,7 +101,7 @@ fn spread(products: &mut [Product], matmul: &(impl Fn(&Matrix, Columns) + Sync))
             });
             let mid = half.map_or(1, |i| i + 1).min(products.len() - 1);
             let (left, right) = products.split_at_mut(mid);
-            join(|| spread(left, matmul), || spread(right, matmul));
+            join(|| spread(left, min_rows, matmul), || spread(right, min_rows, matmul));
         }
     }
 }

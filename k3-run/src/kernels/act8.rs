@@ -10,21 +10,18 @@
 //! takes columns `4l..4l + 4`, then the same 64 further on, with the activation scale
 //! alone; the sum is multiplied by the row's scale at the end.
 
-use std::array;
 use std::marker::PhantomData;
 
-use super::activations::{Activations, BLOCK8, Block8, Order, PAD8 as STEP};
+use super::activations::{Activations, Block8, Order, PAD8 as STEP};
 use super::isa::{E2M1_OFFSET, Isa, Task};
+use super::scratch::{Ahead, Area, ROWS, STEPS8 as STEPS, Scratch, TOKENS};
 use super::{Matrix, Weights, exact};
 use crate::parallel::Columns;
-
-/// Rows and tokens of one block product, see [`exact`].
-const ROWS: usize = 8;
-const TOKENS: usize = 32;
 
 pub(super) struct Product<'a> {
     pub(super) matrix: Matrix<'a>,
     pub(super) x: &'a Activations,
+    pub(super) scratch: &'a mut Scratch,
     pub(super) out: Columns<'a>,
 }
 
@@ -33,15 +30,19 @@ impl Task for Product<'_> {
 
     #[inline(always)]
     fn run<S: Isa>(self, isa: S) {
-        let Self { matrix, x, out } = self;
+        let Self { matrix, x, scratch, out } = self;
         let cols = matrix.cols();
         match matrix.weights() {
             // There is nothing to gain from rounding the inputs of a BF16 matrix.
-            Weights::Bf16(_) => exact::Product { matrix, x, out }.run(isa),
-            Weights::Int8 { codes, scales } => product(isa, Int8 { codes, scales, cols }, x, out),
-            Weights::Int4 { packed, scales } => product(isa, Int4 { packed, scales, cols }, x, out),
+            Weights::Bf16(_) => exact::Product { matrix, x, scratch, out }.run(isa),
+            Weights::Int8 { codes, scales } => {
+                product(isa, Int8 { codes, scales, cols }, x, scratch, out)
+            }
+            Weights::Int4 { packed, scales } => {
+                product(isa, Int4 { packed, scales, cols }, x, scratch, out)
+            }
             Weights::Mxfp4 { packed, scales } => {
-                product(isa, Mxfp4 { packed, scales, cols }, x, out);
+                product(isa, Mxfp4 { packed, scales, cols }, x, scratch, out);
             }
         }
     }
@@ -53,6 +54,14 @@ struct Codes<S: Isa> {
     first: S::B,
     second: S::B,
     scale: S::F,
+}
+
+impl<S: Isa> Codes<S> {
+    #[inline(always)]
+    fn load(isa: S, codes: &[[i8; 64]; 2], scale: &[f32; 16]) -> Self {
+        let (first, second) = (isa.bytes(&codes[0]), isa.bytes(&codes[1]));
+        Self { first, second, scale: isa.load(scale) }
+    }
 }
 
 /// One step of one token's inputs.
@@ -68,6 +77,8 @@ struct Inputs<S: Isa> {
 /// Rows of weights that give their codes [`STEP`] columns at a time.
 trait Rows: Copy {
     const ORDER: Order;
+    /// Steps between reading weights and asking for later ones.
+    const AHEAD: usize;
     /// Vectors of activation scales in a step.
     const SCALES: usize;
     /// Some whole steps of one row.
@@ -77,6 +88,8 @@ trait Rows: Copy {
     /// `count` whole steps of row `row` from step `first` on.
     fn steps(&self, row: usize, first: usize, count: usize) -> Self::Steps;
     fn decode<S: Isa>(isa: S, steps: &Self::Steps, i: usize) -> Codes<S>;
+    /// Asks for step `i`, which may lie in a later row.
+    fn prefetch<S: Isa>(isa: S, steps: &Self::Steps, i: usize);
     /// The columns after the last whole step, with zeros after them.
     fn decode_tail<S: Isa>(&self, isa: S, row: usize) -> Codes<S>;
     fn start<S: Isa>(isa: S, first: S::B, second: S::B) -> [S::I; 2];
@@ -84,6 +97,8 @@ trait Rows: Copy {
     fn add<S: Isa>(isa: S, codes: &Codes<S>, x: &Inputs<S>, sum: S::F) -> S::F;
     /// What the sum of a row is multiplied by.
     fn factor(&self, row: usize) -> f32;
+    /// The first row's bytes from step `step` on, which may lie in a later row.
+    fn ahead(&self, row: usize, step: usize, count: usize) -> Ahead;
 }
 
 #[derive(Clone, Copy)]
@@ -95,6 +110,7 @@ struct Int8<'a> {
 
 impl<'a> Rows for Int8<'a> {
     const ORDER: Order = Order::Natural;
+    const AHEAD: usize = exact::AHEAD / 128;
     const SCALES: usize = 2;
     type Steps = &'a [[i8; STEP]];
 
@@ -114,6 +130,13 @@ impl<'a> Rows for Int8<'a> {
         // The row's one scale comes last, so this one is never read.
         let scale = isa.splat(0.0);
         Codes { first: isa.bytes(&halves[0]), second: isa.bytes(&halves[1]), scale }
+    }
+
+    #[inline(always)]
+    fn prefetch<S: Isa>(isa: S, steps: &Self::Steps, i: usize) {
+        let at: *const u8 = steps.as_ptr().wrapping_add(i).cast();
+        isa.prefetch(at);
+        isa.prefetch(at.wrapping_add(64));
     }
 
     #[inline(always)]
@@ -139,6 +162,14 @@ impl<'a> Rows for Int8<'a> {
     fn factor(&self, row: usize) -> f32 {
         self.scales[row]
     }
+
+    #[inline(always)]
+    fn ahead(&self, row: usize, step: usize, count: usize) -> Ahead {
+        let (stride, bytes) = (self.cols, STEP);
+        let start: *const u8 = self.codes.as_ptr().cast();
+        let start = start.wrapping_add(row * stride + step * bytes);
+        Ahead { start, stride, len: count * bytes }
+    }
 }
 
 #[derive(Clone, Copy)]
@@ -150,6 +181,7 @@ struct Int4<'a> {
 
 impl<'a> Rows for Int4<'a> {
     const ORDER: Order = Order::Paired;
+    const AHEAD: usize = exact::AHEAD / 64;
     const SCALES: usize = 1;
     type Steps = (&'a [[u8; STEP / 2]], &'a [[f32; 2]]);
 
@@ -169,6 +201,11 @@ impl<'a> Rows for Int4<'a> {
     fn decode<S: Isa>(isa: S, steps: &Self::Steps, i: usize) -> Codes<S> {
         let (first, second) = isa.nibbles(&steps.0[i]);
         Codes { first, second, scale: isa.halves(&steps.1[i]) }
+    }
+
+    #[inline(always)]
+    fn prefetch<S: Isa>(isa: S, steps: &Self::Steps, i: usize) {
+        isa.prefetch(steps.0.as_ptr().wrapping_add(i).cast());
     }
 
     #[inline(always)]
@@ -193,6 +230,14 @@ impl<'a> Rows for Int4<'a> {
     fn factor(&self, _row: usize) -> f32 {
         1.0
     }
+
+    #[inline(always)]
+    fn ahead(&self, row: usize, step: usize, count: usize) -> Ahead {
+        let (stride, bytes) = (self.cols / 2, STEP / 2);
+        let start: *const u8 = self.packed.as_ptr().cast();
+        let start = start.wrapping_add(row * stride + step * bytes);
+        Ahead { start, stride, len: count * bytes }
+    }
 }
 
 #[derive(Clone, Copy)]
@@ -204,6 +249,7 @@ struct Mxfp4<'a> {
 
 impl<'a> Rows for Mxfp4<'a> {
     const ORDER: Order = Order::Paired;
+    const AHEAD: usize = exact::AHEAD / 64;
     const SCALES: usize = 1;
     type Steps = (&'a [[u8; STEP / 2]], &'a [[u8; 4]]);
 
@@ -227,6 +273,11 @@ impl<'a> Rows for Mxfp4<'a> {
     }
 
     #[inline(always)]
+    fn prefetch<S: Isa>(isa: S, steps: &Self::Steps, i: usize) {
+        isa.prefetch(steps.0.as_ptr().wrapping_add(i).cast());
+    }
+
+    #[inline(always)]
     fn decode_tail<S: Isa>(&self, isa: S, row: usize) -> Codes<S> {
         let (half, groups) = (self.cols / 2, self.cols / 32);
         let packed = exact::tail(&self.packed[row * half..][..half], 0);
@@ -247,6 +298,14 @@ impl<'a> Rows for Mxfp4<'a> {
     #[inline(always)]
     fn factor(&self, _row: usize) -> f32 {
         1.0
+    }
+
+    #[inline(always)]
+    fn ahead(&self, row: usize, step: usize, count: usize) -> Ahead {
+        let (stride, bytes) = (self.cols / 2, STEP / 2);
+        let start: *const u8 = self.packed.as_ptr().cast();
+        let start = start.wrapping_add(row * stride + step * bytes);
+        Ahead { start, stride, len: count * bytes }
     }
 }
 
@@ -278,6 +337,16 @@ impl<'a> Token<'a> {
         Self { codes: codes.as_chunks::<2>().0, scales }
     }
 
+    /// `T` tokens from `first` on.
+    #[inline(always)]
+    fn several<const T: usize>(block: Block8<'a>, first: usize) -> [Self; T] {
+        let mut tokens = [Self::new(block, first); T];
+        for t in 1..T {
+            tokens[t] = Self::new(block, first + t);
+        }
+        tokens
+    }
+
     #[inline(always)]
     fn step<S: Isa, W: Rows>(&self, isa: S, i: usize) -> Inputs<S> {
         let first = isa.bytes(&self.codes[i][0]);
@@ -289,12 +358,18 @@ impl<'a> Token<'a> {
 }
 
 #[inline(always)]
-fn product<S: Isa, W: Rows>(isa: S, w: W, x: &Activations, mut out: Columns) {
+fn product<S: Isa, W: Rows>(
+    isa: S,
+    w: W,
+    x: &Activations,
+    scratch: &mut Scratch,
+    mut out: Columns,
+) {
     match x.tokens() {
         1 => direct::<S, W, 4, 1>(isa, w, x, &mut out),
         2 => direct::<S, W, 4, 2>(isa, w, x, &mut out),
         3 => direct::<S, W, 2, 3>(isa, w, x, &mut out),
-        _ => blocked(isa, w, x, &mut out),
+        _ => blocked(isa, w, x, scratch, &mut out),
     }
 }
 
@@ -330,11 +405,20 @@ fn direct_rows<S: Isa, W: Rows, const R: usize, const T: usize>(
     for (b, first) in (0..w.cols().div_ceil(STEP)).step_by(per_block).enumerate() {
         let count = (whole - first).min(per_block);
         let block = x.block8(W::ORDER, b);
-        let steps: [_; R] = array::from_fn(|r| w.steps(row + r, first, count));
-        let tokens: [_; T] = array::from_fn(|t| Token::new(block, t));
+        let mut steps = [w.steps(row, first, count); R];
+        for r in 1..R {
+            steps[r] = w.steps(row + r, first, count);
+        }
+        let tokens = Token::several::<T>(block, 0);
         for i in 0..count {
-            let inputs = tokens.map(|token| token.step::<S, W>(isa, i));
+            let mut inputs = [tokens[0].step::<S, W>(isa, i); T];
+            for t in 1..T {
+                inputs[t] = tokens[t].step::<S, W>(isa, i);
+            }
+            let ahead = i + W::AHEAD;
+            let ahead = if ahead < count { ahead } else { ahead + (R - 1) * count };
             for r in 0..R {
+                W::prefetch(isa, &steps[r], ahead);
                 let codes = W::decode(isa, &steps[r], i);
                 for t in 0..T {
                     sums[r][t] = W::add(isa, &codes, &inputs[t], sums[r][t]);
@@ -342,7 +426,10 @@ fn direct_rows<S: Isa, W: Rows, const R: usize, const T: usize>(
             }
         }
         if tokens[0].codes.len() > count {
-            let inputs = tokens.map(|token| token.step::<S, W>(isa, count));
+            let mut inputs = [tokens[0].step::<S, W>(isa, count); T];
+            for t in 1..T {
+                inputs[t] = tokens[t].step::<S, W>(isa, count);
+            }
             for r in 0..R {
                 let codes = w.decode_tail(isa, row + r);
                 for t in 0..T {
@@ -359,68 +446,83 @@ fn direct_rows<S: Isa, W: Rows, const R: usize, const T: usize>(
     }
 }
 
-/// Unpacked codes of [`ROWS`] rows of one block, and their lane scales.
-struct Tile {
-    codes: [[[i8; 64]; 2]; ROWS * BLOCK8 / STEP],
-    scales: [[f32; 16]; ROWS * BLOCK8 / STEP],
-}
-
-/// Many tokens: a block of codes is unpacked once into the first-level cache and passes
-/// over all tokens.
+/// Many tokens: a block of codes is unpacked once and passes over all tokens.
 #[inline(always)]
-fn blocked<S: Isa, W: Rows>(isa: S, w: W, x: &Activations, out: &mut Columns) {
-    const STEPS: usize = BLOCK8 / STEP;
-    let mut tile = Tile { codes: [[[0; 64]; 2]; ROWS * STEPS], scales: [[0.0; 16]; ROWS * STEPS] };
+fn blocked<S: Isa, W: Rows>(
+    isa: S,
+    w: W,
+    x: &Activations,
+    scratch: &mut Scratch,
+    out: &mut Columns,
+) {
+    let (codes, scales, sums) = scratch.int8();
     let (rows, tokens) = (out.width(), out.tokens());
-    let whole = w.cols() / STEP;
+    let (whole, all) = (w.cols() / STEP, w.cols().div_ceil(STEP));
     for row in (0..rows).step_by(ROWS) {
         let height = ROWS.min(rows - row);
+        let mut factors = [0.0; ROWS];
+        for r in 0..height {
+            factors[r] = w.factor(row + r);
+        }
         for token in (0..tokens).step_by(TOKENS) {
             let width = TOKENS.min(tokens - token);
-            let mut sums = [[0.0; 16]; ROWS * TOKENS];
-            for (b, first) in (0..w.cols().div_ceil(STEP)).step_by(STEPS).enumerate() {
-                let count = (whole - first).min(STEPS);
-                let len = (w.cols().div_ceil(STEP) - first).min(STEPS);
+            for (b, first) in (0..all).step_by(STEPS).enumerate() {
+                let (count, len) = ((whole - first).min(STEPS), (all - first).min(STEPS));
                 for r in 0..height {
                     let steps = w.steps(row + r, first, count);
                     for i in 0..len {
-                        let codes = if i < count {
+                        let step = if i < count {
                             W::decode(isa, &steps, i)
                         } else {
                             w.decode_tail(isa, row + r)
                         };
                         let at = r * STEPS + i;
-                        isa.store_bytes(codes.first, &mut tile.codes[at][0]);
-                        isa.store_bytes(codes.second, &mut tile.codes[at][1]);
-                        isa.store(codes.scale, &mut tile.scales[at]);
+                        isa.store_bytes(step.first, &mut codes[at][0]);
+                        isa.store_bytes(step.second, &mut codes[at][1]);
+                        isa.store(step.scale, &mut scales[at]);
                     }
                 }
-                let (tile, sums, block) = (&tile, &mut sums, x.block8(W::ORDER, b));
-                let kind = PhantomData::<W>;
-                isa.run(Part { tile, block, len, token, height, width, sums, kind });
-            }
-            for t in 0..width {
-                let out = out.row_mut(token + t);
-                for r in 0..height {
-                    let sum = isa.load(&sums[r * TOKENS + t]);
-                    out[row + r] = isa.sum(sum) * w.factor(row + r);
-                }
+                let last = first + STEPS >= all;
+                // After the last block come the next rows, or these again for more tokens.
+                let ahead = match (last, token + TOKENS < tokens) {
+                    (false, _) => w.ahead(row, first + STEPS, STEPS),
+                    (true, false) => w.ahead(row + ROWS, 0, STEPS),
+                    (true, true) => w.ahead(row, 0, STEPS),
+                };
+                isa.run(Part {
+                    codes,
+                    scales,
+                    block: x.block8(W::ORDER, b),
+                    len,
+                    area: Area { row, height, token, width },
+                    is_first: first == 0,
+                    factors: last.then_some(&factors),
+                    ahead,
+                    sums,
+                    out: out.reborrow(),
+                    kind: PhantomData::<W>,
+                });
             }
         }
     }
 }
 
-/// One block of columns: unpacked codes of `height` rows, inputs of `width` tokens from
-/// `token` on, and the sums they add to.
+/// One block of columns: unpacked codes of some rows, inputs of some tokens, and the sums
+/// they add to.
 struct Part<'a, W> {
-    tile: &'a Tile,
+    codes: &'a [[[i8; 64]; 2]],
+    scales: &'a [[f32; 16]],
     block: Block8<'a>,
     /// Steps in this block.
     len: usize,
-    token: usize,
-    height: usize,
-    width: usize,
-    sums: &'a mut [[f32; 16]; ROWS * TOKENS],
+    area: Area,
+    /// Whether sums start here.
+    is_first: bool,
+    /// Whether sums end here: what each row's is multiplied by then.
+    factors: Option<&'a [f32; ROWS]>,
+    ahead: Ahead,
+    sums: &'a mut [[f32; 16]],
+    out: Columns<'a>,
     kind: PhantomData<W>,
 }
 
@@ -430,8 +532,8 @@ impl<W: Rows> Task for Part<'_, W> {
     #[inline(always)]
     fn run<S: Isa>(mut self, isa: S) {
         let mut t = 0;
-        while t < self.width {
-            t += match (S::WIDE, self.width - t) {
+        while t < self.area.width {
+            t += match (S::WIDE, self.area.width - t) {
                 (true, 4..) => self.rows::<S, 4>(isa, t),
                 (_, 2..) => self.rows::<S, 2>(isa, t),
                 _ => self.rows::<S, 1>(isa, t),
@@ -445,8 +547,8 @@ impl<W: Rows> Part<'_, W> {
     #[inline(always)]
     fn rows<S: Isa, const T: usize>(&mut self, isa: S, t: usize) -> usize {
         let mut r = 0;
-        while r < self.height {
-            r += match (S::WIDE, self.height - r) {
+        while r < self.area.height {
+            r += match (S::WIDE, self.area.height - r) {
                 (true, 4..) => self.cell::<S, 4, T>(isa, r, t),
                 (_, 2..) => self.cell::<S, 2, T>(isa, r, t),
                 _ => self.cell::<S, 1, T>(isa, r, t),
@@ -463,32 +565,53 @@ impl<W: Rows> Part<'_, W> {
         r: usize,
         t: usize,
     ) -> usize {
-        const STEPS: usize = BLOCK8 / STEP;
-        let codes: [_; R] = array::from_fn(|i| &self.tile.codes[(r + i) * STEPS..][..self.len]);
-        let scales: [_; R] = array::from_fn(|i| &self.tile.scales[(r + i) * STEPS..][..self.len]);
-        let tokens: [_; T] = array::from_fn(|j| Token::new(self.block, self.token + t + j));
-        let mut sums = [[isa.splat(0.0); T]; R];
+        let len = self.len;
+        let mut codes = [&self.codes[..len]; R];
+        let mut scales = [&self.scales[..len]; R];
         for i in 0..R {
-            for j in 0..T {
-                sums[i][j] = isa.load(&self.sums[(r + i) * TOKENS + t + j]);
+            codes[i] = &self.codes[(r + i) * STEPS..][..len];
+            scales[i] = &self.scales[(r + i) * STEPS..][..len];
+        }
+        let token = self.area.token + t;
+        self.ahead.prefetch(isa, r, R, t..t + T, self.area.width);
+        let mut tokens = Token::several::<T>(self.block, token);
+        for x in &mut tokens {
+            *x = Token { codes: &x.codes[..len], scales: &x.scales[..len * W::SCALES] };
+        }
+        let kept = &mut self.sums[t * ROWS + r * T..][..R * T];
+        let mut sums = [[isa.splat(0.0); T]; R];
+        if !self.is_first {
+            for i in 0..R {
+                for j in 0..T {
+                    sums[i][j] = isa.load(&kept[i * T + j]);
+                }
             }
         }
-        for k in 0..self.len {
+        for k in 0..len {
+            let mut w = [Codes::load(isa, &codes[0][k], &scales[0][k]); R];
+            for i in 1..R {
+                w[i] = Codes::load(isa, &codes[i][k], &scales[i][k]);
+            }
             for j in 0..T {
                 let x = tokens[j].step::<S, W>(isa, k);
                 for i in 0..R {
-                    let codes = Codes {
-                        first: isa.bytes(&codes[i][k][0]),
-                        second: isa.bytes(&codes[i][k][1]),
-                        scale: isa.load(&scales[i][k]),
-                    };
-                    sums[i][j] = W::add(isa, &codes, &x, sums[i][j]);
+                    sums[i][j] = W::add(isa, &w[i], &x, sums[i][j]);
                 }
             }
         }
         for i in 0..R {
             for j in 0..T {
-                isa.store(sums[i][j], &mut self.sums[(r + i) * TOKENS + t + j]);
+                isa.store(sums[i][j], &mut kept[i * T + j]);
+            }
+        }
+        // Read back, because registers whose sums are taken one by one would not stay
+        // registers in the loop above.
+        if let Some(factors) = self.factors {
+            for j in 0..T {
+                let out = &mut self.out.row_mut(token + j)[self.area.row + r..][..R];
+                for i in 0..R {
+                    out[i] = isa.sum(isa.load(&kept[i * T + j])) * factors[r + i];
+                }
             }
         }
         R

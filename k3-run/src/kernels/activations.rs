@@ -6,7 +6,7 @@
 
 use std::ops::BitOr;
 
-use k3_formats::quant::{self, MatrixFormat};
+use k3_formats::quant::MatrixFormat;
 
 use super::isa::{Isa, Task};
 use super::{Arithmetic, Kernels, Matrix, Weights};
@@ -281,7 +281,7 @@ impl Task for Prepare<'_> {
     type Output = ();
 
     #[inline(always)]
-    fn run<S: Isa>(self, _isa: S) {
+    fn run<S: Isa>(self, isa: S) {
         let Activations { tokens, cols, forms, natural, paired, natural8, paired8 } = self.to;
         let (tokens, cols) = (*tokens, *cols);
         if forms.natural {
@@ -291,28 +291,33 @@ impl Task for Prepare<'_> {
         }
         if forms.paired {
             fill(paired, self.x, tokens, cols, |step, out| {
-                for (c, &x) in step.iter().enumerate() {
-                    out[c / 32 * 32 + c % 2 * 16 + c % 32 / 2] = x;
+                let (halves, _) = out.as_chunks_mut::<32>();
+                for (step, out) in step.as_chunks::<32>().0.iter().zip(halves) {
+                    let (even, odd) = out.split_at_mut(16);
+                    let pairs = step.as_chunks::<2>().0.iter();
+                    for ((pair, even), odd) in pairs.zip(even).zip(odd) {
+                        (*even, *odd) = (pair[0], pair[1]);
+                    }
                 }
             });
         }
         if forms.natural8 {
-            fill8(natural8, self.x, tokens, cols, Order::Natural);
+            fill8(isa, natural8, self.x, tokens, cols, Order::Natural);
         }
         if forms.paired8 {
-            fill8(paired8, self.x, tokens, cols, Order::Paired);
+            fill8(isa, paired8, self.x, tokens, cols, Order::Paired);
         }
     }
 }
 
-/// Lays `x: [tokens, cols]` out in zero-padded blocks; `put` orders up to 64 columns.
+/// Lays `x: [tokens, cols]` out in zero-padded blocks; `put` orders 64 columns.
 #[inline(always)]
 fn fill(
     to: &mut Vec<[f32; 16]>,
     x: &[f32],
     tokens: usize,
     cols: usize,
-    put: impl Fn(&[f32], &mut [f32; PAD]),
+    put: impl Fn(&[f32; PAD], &mut [f32; PAD]),
 ) {
     let padded = cols.next_multiple_of(PAD);
     to.resize(tokens * padded / 16, [0.0; 16]);
@@ -322,17 +327,21 @@ fn fill(
             let (block, inside) = (i * PAD / BLOCK, i % (BLOCK / PAD));
             let width = block_width(cols, PAD, BLOCK, block) / PAD;
             let out = &mut steps[block * BLOCK / PAD * tokens + token * width + inside];
-            if step.len() < PAD {
-                *out = [0.0; PAD];
+            if let Ok(step) = <&[f32; PAD]>::try_from(step) {
+                put(step, out);
+            } else {
+                let mut padded = [0.0; PAD];
+                padded[..step.len()].copy_from_slice(step);
+                put(&padded, out);
             }
-            put(step, out);
         }
     }
 }
 
 /// Rounds `x: [tokens, cols]` to int8 in groups of [`INT8_GROUP`] and lays it out in
 /// zero-padded blocks.
-fn fill8(to: &mut Int8, x: &[f32], tokens: usize, cols: usize, order: Order) {
+#[inline(always)]
+fn fill8<S: Isa>(isa: S, to: &mut Int8, x: &[f32], tokens: usize, cols: usize, order: Order) {
     let padded = cols.next_multiple_of(PAD8);
     to.codes.resize(tokens * padded / 64, [0; 64]);
     to.scales.resize(tokens * padded / scale_step(order), [0.0; 16]);
@@ -346,7 +355,8 @@ fn fill8(to: &mut Int8, x: &[f32], tokens: usize, cols: usize, order: Order) {
             let mut rounded = [0; PAD8];
             let mut scale = [0.0; PAD8 / INT8_GROUP];
             for (g, group) in step.chunks(INT8_GROUP).enumerate() {
-                scale[g] = quant::encode_int8(group, &mut rounded[g * INT8_GROUP..][..group.len()]);
+                let codes = &mut rounded[g * INT8_GROUP..][..INT8_GROUP];
+                scale[g] = round_group(isa, group, codes.as_chunks_mut().0);
             }
             match order {
                 Order::Natural => {
@@ -356,12 +366,34 @@ fn fill8(to: &mut Int8, x: &[f32], tokens: usize, cols: usize, order: Order) {
                     }
                 }
                 Order::Paired => {
-                    for (c, &code) in rounded.iter().enumerate() {
-                        codes[at][c % 2 * 64 + c / 2] = code;
+                    let (even, odd) = codes[at].split_at_mut(64);
+                    let pairs = rounded.as_chunks::<2>().0.iter();
+                    for ((pair, even), odd) in pairs.zip(even).zip(odd) {
+                        (*even, *odd) = (pair[0], pair[1]);
                     }
                     scales[at] = std::array::from_fn(|l| scale[l / 4]);
                 }
             }
         }
     }
+}
+
+/// [`k3_formats::quant::encode_int8`] of up to 32 inputs: their scale, and codes with zeros
+/// after the last.
+#[inline(always)]
+fn round_group<S: Isa>(isa: S, group: &[f32], codes: &mut [[i8; 16]]) -> f32 {
+    let mut padded = [0.0; INT8_GROUP];
+    padded[..group.len()].copy_from_slice(group);
+    let (halves, _) = padded.as_chunks::<16>();
+    let (low, high) = (isa.load(&halves[0]), isa.load(&halves[1]));
+    // In this order a NaN is passed over.
+    let max = isa.max(isa.abs(high), isa.max(isa.abs(low), isa.splat(0.0)));
+    let scale = (isa.max_lane(max) / 127.0).max(1e-20);
+    let inverse = isa.splat(1.0 / scale);
+    let (lowest, highest) = (isa.splat(-127.0), isa.splat(127.0));
+    for (x, codes) in [low, high].into_iter().zip(codes) {
+        let code = isa.round(isa.mul(x, inverse));
+        isa.store_codes(isa.max(lowest, isa.min(highest, code)), codes);
+    }
+    scale
 }

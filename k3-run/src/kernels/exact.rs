@@ -7,26 +7,24 @@
 //! weights are scaled (and rounded) before the product, int8 codes are not. Neither the
 //! number of tokens nor the split of rows changes an output's sum.
 
-use std::array;
-
 use half::bf16;
 
 use super::activations::{Activations, BLOCK, Block, Order};
 use super::isa::{Isa, Task};
+use super::scratch::{Ahead, Area, ROWS, Scratch, TOKENS};
 use super::{Matrix, Weights};
 use crate::parallel::Columns;
 
 /// Columns decoded at a time.
 const STEP: usize = 64;
 
-/// Rows and tokens of one block product: its decoded weights take 16 KiB and its sums
-/// another 16, half and half of what stays close to the core.
-const ROWS: usize = 8;
-const TOKENS: usize = 32;
+/// Bytes of a row between reading weights and asking for later ones.
+pub(super) const AHEAD: usize = 1024;
 
 pub(super) struct Product<'a> {
     pub(super) matrix: Matrix<'a>,
     pub(super) x: &'a Activations,
+    pub(super) scratch: &'a mut Scratch,
     pub(super) out: Columns<'a>,
 }
 
@@ -35,14 +33,18 @@ impl Task for Product<'_> {
 
     #[inline(always)]
     fn run<S: Isa>(self, isa: S) {
-        let Self { matrix, x, out } = self;
+        let Self { matrix, x, scratch, out } = self;
         let cols = matrix.cols();
         match matrix.weights() {
-            Weights::Bf16(weights) => product(isa, Bf16 { weights, cols }, x, out),
-            Weights::Int8 { codes, scales } => product(isa, Int8 { codes, scales, cols }, x, out),
-            Weights::Int4 { packed, scales } => product(isa, Int4 { packed, scales, cols }, x, out),
+            Weights::Bf16(weights) => product(isa, Bf16 { weights, cols }, x, scratch, out),
+            Weights::Int8 { codes, scales } => {
+                product(isa, Int8 { codes, scales, cols }, x, scratch, out)
+            }
+            Weights::Int4 { packed, scales } => {
+                product(isa, Int4 { packed, scales, cols }, x, scratch, out)
+            }
             Weights::Mxfp4 { packed, scales } => {
-                product(isa, Mxfp4 { packed, scales, cols }, x, out);
+                product(isa, Mxfp4 { packed, scales, cols }, x, scratch, out);
             }
         }
     }
@@ -51,6 +53,8 @@ impl Task for Product<'_> {
 /// Rows of weights that decode [`STEP`] columns at a time.
 trait Rows: Copy {
     const ORDER: Order;
+    /// Steps between reading weights and asking for later ones.
+    const AHEAD: usize;
     /// Some whole steps of one row.
     type Steps: Copy;
 
@@ -58,10 +62,14 @@ trait Rows: Copy {
     /// `count` whole steps of row `row` from step `first` on.
     fn steps(&self, row: usize, first: usize, count: usize) -> Self::Steps;
     fn decode<S: Isa>(isa: S, steps: &Self::Steps, i: usize) -> [S::F; 4];
+    /// Asks for step `i`, which may lie in a later row.
+    fn prefetch<S: Isa>(isa: S, steps: &Self::Steps, i: usize);
     /// The columns after the last whole step, with zeros after them.
     fn decode_tail<S: Isa>(&self, isa: S, row: usize) -> [S::F; 4];
     /// What the sum of a row is multiplied by.
     fn factor(&self, row: usize) -> f32;
+    /// The first row's bytes from step `step` on, which may lie in a later row.
+    fn ahead(&self, row: usize, step: usize, count: usize) -> Ahead;
 }
 
 #[derive(Clone, Copy)]
@@ -72,6 +80,7 @@ struct Bf16<'a> {
 
 impl<'a> Rows for Bf16<'a> {
     const ORDER: Order = Order::Natural;
+    const AHEAD: usize = AHEAD / 128;
     type Steps = &'a [[bf16; STEP]];
 
     #[inline(always)]
@@ -90,6 +99,13 @@ impl<'a> Rows for Bf16<'a> {
     }
 
     #[inline(always)]
+    fn prefetch<S: Isa>(isa: S, steps: &Self::Steps, i: usize) {
+        let at: *const u8 = steps.as_ptr().wrapping_add(i).cast();
+        isa.prefetch(at);
+        isa.prefetch(at.wrapping_add(64));
+    }
+
+    #[inline(always)]
     fn decode_tail<S: Isa>(&self, isa: S, row: usize) -> [S::F; 4] {
         isa.bf16(&tail(&self.weights[row * self.cols..][..self.cols], bf16::ZERO))
     }
@@ -97,6 +113,14 @@ impl<'a> Rows for Bf16<'a> {
     #[inline(always)]
     fn factor(&self, _row: usize) -> f32 {
         1.0
+    }
+
+    #[inline(always)]
+    fn ahead(&self, row: usize, step: usize, count: usize) -> Ahead {
+        let (stride, bytes) = (2 * self.cols, 2 * STEP);
+        let start: *const u8 = self.weights.as_ptr().cast();
+        let start = start.wrapping_add(row * stride + step * bytes);
+        Ahead { start, stride, len: count * bytes }
     }
 }
 
@@ -109,6 +133,7 @@ struct Int8<'a> {
 
 impl<'a> Rows for Int8<'a> {
     const ORDER: Order = Order::Natural;
+    const AHEAD: usize = AHEAD / 64;
     type Steps = &'a [[i8; STEP]];
 
     #[inline(always)]
@@ -127,6 +152,11 @@ impl<'a> Rows for Int8<'a> {
     }
 
     #[inline(always)]
+    fn prefetch<S: Isa>(isa: S, steps: &Self::Steps, i: usize) {
+        isa.prefetch(steps.as_ptr().wrapping_add(i).cast());
+    }
+
+    #[inline(always)]
     fn decode_tail<S: Isa>(&self, isa: S, row: usize) -> [S::F; 4] {
         isa.int8(&tail(&self.codes[row * self.cols..][..self.cols], 0))
     }
@@ -134,6 +164,14 @@ impl<'a> Rows for Int8<'a> {
     #[inline(always)]
     fn factor(&self, row: usize) -> f32 {
         self.scales[row]
+    }
+
+    #[inline(always)]
+    fn ahead(&self, row: usize, step: usize, count: usize) -> Ahead {
+        let (stride, bytes) = (self.cols, STEP);
+        let start: *const u8 = self.codes.as_ptr().cast();
+        let start = start.wrapping_add(row * stride + step * bytes);
+        Ahead { start, stride, len: count * bytes }
     }
 }
 
@@ -146,6 +184,7 @@ struct Int4<'a> {
 
 impl<'a> Rows for Int4<'a> {
     const ORDER: Order = Order::Paired;
+    const AHEAD: usize = AHEAD / 32;
     type Steps = (&'a [[u8; STEP / 2]], &'a [f32]);
 
     #[inline(always)]
@@ -165,6 +204,11 @@ impl<'a> Rows for Int4<'a> {
         isa.int4(&steps.0[i], steps.1[i])
     }
 
+    #[inline(always)]
+    fn prefetch<S: Isa>(isa: S, steps: &Self::Steps, i: usize) {
+        isa.prefetch(steps.0.as_ptr().wrapping_add(i).cast());
+    }
+
     /// Never called: the format has only whole steps.
     #[inline(always)]
     fn decode_tail<S: Isa>(&self, isa: S, _row: usize) -> [S::F; 4] {
@@ -174,6 +218,14 @@ impl<'a> Rows for Int4<'a> {
     #[inline(always)]
     fn factor(&self, _row: usize) -> f32 {
         1.0
+    }
+
+    #[inline(always)]
+    fn ahead(&self, row: usize, step: usize, count: usize) -> Ahead {
+        let (stride, bytes) = (self.cols / 2, STEP / 2);
+        let start: *const u8 = self.packed.as_ptr().cast();
+        let start = start.wrapping_add(row * stride + step * bytes);
+        Ahead { start, stride, len: count * bytes }
     }
 }
 
@@ -186,6 +238,7 @@ struct Mxfp4<'a> {
 
 impl<'a> Rows for Mxfp4<'a> {
     const ORDER: Order = Order::Paired;
+    const AHEAD: usize = AHEAD / 32;
     type Steps = (&'a [[u8; STEP / 2]], &'a [[u8; 2]]);
 
     #[inline(always)]
@@ -206,6 +259,11 @@ impl<'a> Rows for Mxfp4<'a> {
     }
 
     #[inline(always)]
+    fn prefetch<S: Isa>(isa: S, steps: &Self::Steps, i: usize) {
+        isa.prefetch(steps.0.as_ptr().wrapping_add(i).cast());
+    }
+
+    #[inline(always)]
     fn decode_tail<S: Isa>(&self, isa: S, row: usize) -> [S::F; 4] {
         let (half, groups) = (self.cols / 2, self.cols / 32);
         let packed = tail(&self.packed[row * half..][..half], 0);
@@ -215,6 +273,14 @@ impl<'a> Rows for Mxfp4<'a> {
     #[inline(always)]
     fn factor(&self, _row: usize) -> f32 {
         1.0
+    }
+
+    #[inline(always)]
+    fn ahead(&self, row: usize, step: usize, count: usize) -> Ahead {
+        let (stride, bytes) = (self.cols / 2, STEP / 2);
+        let start: *const u8 = self.packed.as_ptr().cast();
+        let start = start.wrapping_add(row * stride + step * bytes);
+        Ahead { start, stride, len: count * bytes }
     }
 }
 
@@ -234,12 +300,19 @@ pub(super) fn tail<T: Copy, const N: usize>(row: &[T], fill: T) -> [T; N] {
 }
 
 #[inline(always)]
-fn product<S: Isa, W: Rows>(isa: S, w: W, x: &Activations, mut out: Columns) {
+fn product<S: Isa, W: Rows>(
+    isa: S,
+    w: W,
+    x: &Activations,
+    scratch: &mut Scratch,
+    mut out: Columns,
+) {
     match x.tokens() {
         1 => direct::<S, W, 4, 1>(isa, w, x, &mut out),
         2 => direct::<S, W, 4, 2>(isa, w, x, &mut out),
         3 => direct::<S, W, 2, 3>(isa, w, x, &mut out),
-        _ => blocked(isa, w, x, &mut out),
+        4 => direct::<S, W, 4, 4>(isa, w, x, &mut out),
+        _ => blocked(isa, w, x, scratch, &mut out),
     }
 }
 
@@ -276,11 +349,23 @@ fn direct_rows<S: Isa, W: Rows, const R: usize, const T: usize>(
     for (b, first) in (0..w.cols().div_ceil(STEP)).step_by(per_block).enumerate() {
         let count = (whole - first).min(per_block);
         let block = x.block(W::ORDER, b);
-        let steps: [_; R] = array::from_fn(|r| w.steps(row + r, first, count));
-        let inputs: [_; T] = array::from_fn(|t| block.token(t).as_chunks::<4>().0);
-        let whole_inputs = inputs.map(|x| &x[..count]);
+        let mut steps = [w.steps(row, first, count); R];
+        for r in 1..R {
+            steps[r] = w.steps(row + r, first, count);
+        }
+        let mut inputs = [block.token(0).as_chunks::<4>().0; T];
+        for t in 1..T {
+            inputs[t] = block.token(t).as_chunks::<4>().0;
+        }
+        let mut whole_inputs = inputs;
+        for x in &mut whole_inputs {
+            *x = &x[..count];
+        }
         for i in 0..count {
+            let ahead = i + W::AHEAD;
+            let ahead = if ahead < count { ahead } else { ahead + (R - 1) * count };
             for r in 0..R {
+                W::prefetch(isa, &steps[r], ahead);
                 let weights = W::decode(isa, &steps[r], i);
                 for (j, &weights) in weights.iter().enumerate() {
                     for t in 0..T {
@@ -310,19 +395,29 @@ fn direct_rows<S: Isa, W: Rows, const R: usize, const T: usize>(
     }
 }
 
-/// Many tokens: a block of weights is decoded once into the first-level cache and passes
-/// over all tokens, a few rows and tokens at a time with their sums in registers.
+/// Many tokens: a block of weights is decoded once and passes over all tokens, a few rows
+/// and tokens at a time with their sums in registers. The inputs of these few tokens stay
+/// in the first-level cache while all rows of the block pass.
 #[inline(always)]
-fn blocked<S: Isa, W: Rows>(isa: S, w: W, x: &Activations, out: &mut Columns) {
-    let mut tile = [[0.0; 16]; ROWS * BLOCK / 16];
+fn blocked<S: Isa, W: Rows>(
+    isa: S,
+    w: W,
+    x: &Activations,
+    scratch: &mut Scratch,
+    out: &mut Columns,
+) {
+    let (tile, sums) = scratch.exact();
     let (rows, tokens) = (out.width(), out.tokens());
-    let whole = w.cols() / STEP;
+    let (whole, all) = (w.cols() / STEP, w.cols().div_ceil(STEP));
     for row in (0..rows).step_by(ROWS) {
         let height = ROWS.min(rows - row);
+        let mut factors = [0.0; ROWS];
+        for r in 0..height {
+            factors[r] = w.factor(row + r);
+        }
         for token in (0..tokens).step_by(TOKENS) {
             let width = TOKENS.min(tokens - token);
-            let mut sums = [[0.0; 16]; ROWS * TOKENS];
-            for (b, first) in (0..w.cols().div_ceil(STEP)).step_by(BLOCK / STEP).enumerate() {
+            for (b, first) in (0..all).step_by(BLOCK / STEP).enumerate() {
                 let block = x.block(W::ORDER, b);
                 let count = (whole - first).min(BLOCK / STEP);
                 for r in 0..height {
@@ -335,15 +430,23 @@ fn blocked<S: Isa, W: Rows>(isa: S, w: W, x: &Activations, out: &mut Columns) {
                         put(isa, w.decode_tail(isa, row + r), &mut tile[count]);
                     }
                 }
-                let (tile, sums) = (&tile, &mut sums);
-                isa.run(Part { tile, block, token, height, width, sums });
-            }
-            for t in 0..width {
-                let out = out.row_mut(token + t);
-                for r in 0..height {
-                    let sum = isa.load(&sums[r * TOKENS + t]);
-                    out[row + r] = isa.sum(sum) * w.factor(row + r);
-                }
+                let last = first + BLOCK / STEP >= all;
+                // After the last block come the next rows, or these again for more tokens.
+                let ahead = match (last, token + TOKENS < tokens) {
+                    (false, _) => w.ahead(row, first + BLOCK / STEP, BLOCK / STEP),
+                    (true, false) => w.ahead(row + ROWS, 0, BLOCK / STEP),
+                    (true, true) => w.ahead(row, 0, BLOCK / STEP),
+                };
+                isa.run(Part {
+                    weights: tile,
+                    block,
+                    area: Area { row, height, token, width },
+                    is_first: first == 0,
+                    factors: last.then_some(&factors),
+                    ahead,
+                    sums,
+                    out: out.reborrow(),
+                });
             }
         }
     }
@@ -351,20 +454,24 @@ fn blocked<S: Isa, W: Rows>(isa: S, w: W, x: &Activations, out: &mut Columns) {
 
 #[inline(always)]
 fn put<S: Isa>(isa: S, weights: [S::F; 4], to: &mut [[f32; 16]; 4]) {
-    for (weights, to) in weights.into_iter().zip(to) {
-        isa.store(weights, to);
+    for i in 0..4 {
+        isa.store(weights[i], &mut to[i]);
     }
 }
 
-/// One block of columns: decoded weights of `height` rows, inputs of `width` tokens from
-/// `token` on, and the sums they add to.
+/// One block of columns: decoded weights of some rows, inputs of some tokens, and the sums
+/// they add to.
 struct Part<'a> {
-    tile: &'a [[f32; 16]; ROWS * BLOCK / 16],
+    weights: &'a [[f32; 16]],
     block: Block<'a>,
-    token: usize,
-    height: usize,
-    width: usize,
-    sums: &'a mut [[f32; 16]; ROWS * TOKENS],
+    area: Area,
+    /// Whether sums start here.
+    is_first: bool,
+    /// Whether sums end here: what each row's is multiplied by then.
+    factors: Option<&'a [f32; ROWS]>,
+    ahead: Ahead,
+    sums: &'a mut [[f32; 16]],
+    out: Columns<'a>,
 }
 
 impl Task for Part<'_> {
@@ -373,9 +480,10 @@ impl Task for Part<'_> {
     #[inline(always)]
     fn run<S: Isa>(mut self, isa: S) {
         let mut t = 0;
-        while t < self.width {
-            t += match (S::WIDE, self.width - t) {
-                (true, 6..) => self.rows::<S, 6>(isa, t),
+        while t < self.area.width {
+            t += match (S::WIDE, self.area.width - t) {
+                // 8 is two fours rather than six and two.
+                (true, 6 | 7 | 9..) => self.rows::<S, 6>(isa, t),
                 (true, 4..) => self.rows::<S, 4>(isa, t),
                 (false, 3..) => self.rows::<S, 3>(isa, t),
                 (_, 2..) => self.rows::<S, 2>(isa, t),
@@ -390,8 +498,8 @@ impl Part<'_> {
     #[inline(always)]
     fn rows<S: Isa, const T: usize>(&mut self, isa: S, t: usize) -> usize {
         let mut r = 0;
-        while r < self.height {
-            r += match (S::WIDE, self.height - r) {
+        while r < self.area.height {
+            r += match (S::WIDE, self.area.height - r) {
                 (true, 4..) => self.cell::<S, 4, T>(isa, r, t),
                 (false, 2..) => self.cell::<S, 2, T>(isa, r, t),
                 _ => self.cell::<S, 1, T>(isa, r, t),
@@ -409,26 +517,51 @@ impl Part<'_> {
         t: usize,
     ) -> usize {
         let len = self.block.len();
-        let weights: [_; R] = array::from_fn(|i| &self.tile[(r + i) * BLOCK / 16..][..len]);
-        let inputs: [_; T] = array::from_fn(|j| &self.block.token(self.token + t + j)[..len]);
-        let mut sums = [[isa.splat(0.0); T]; R];
+        let mut weights = [&self.weights[..len]; R];
         for i in 0..R {
-            for j in 0..T {
-                sums[i][j] = isa.load(&self.sums[(r + i) * TOKENS + t + j]);
+            weights[i] = &self.weights[(r + i) * BLOCK / 16..][..len];
+        }
+        let token = self.area.token + t;
+        self.ahead.prefetch(isa, r, R, t..t + T, self.area.width);
+        let mut inputs = [&self.block.token(token)[..len]; T];
+        for j in 1..T {
+            inputs[j] = &self.block.token(token + j)[..len];
+        }
+        // A cell's sums lie together, so that finding them costs nothing.
+        let kept = &mut self.sums[t * ROWS + r * T..][..R * T];
+        let mut sums = [[isa.splat(0.0); T]; R];
+        if !self.is_first {
+            for i in 0..R {
+                for j in 0..T {
+                    sums[i][j] = isa.load(&kept[i * T + j]);
+                }
             }
         }
         for k in 0..len {
-            let weights = weights.map(|w| isa.load(&w[k]));
+            let mut w = [isa.splat(0.0); R];
+            for i in 0..R {
+                w[i] = isa.load(&weights[i][k]);
+            }
             for j in 0..T {
                 let x = isa.load(&inputs[j][k]);
                 for i in 0..R {
-                    sums[i][j] = isa.mul_add(weights[i], x, sums[i][j]);
+                    sums[i][j] = isa.mul_add(w[i], x, sums[i][j]);
                 }
             }
         }
         for i in 0..R {
             for j in 0..T {
-                isa.store(sums[i][j], &mut self.sums[(r + i) * TOKENS + t + j]);
+                isa.store(sums[i][j], &mut kept[i * T + j]);
+            }
+        }
+        // Read back, because registers whose sums are taken one by one would not stay
+        // registers in the loop above.
+        if let Some(factors) = self.factors {
+            for j in 0..T {
+                let out = &mut self.out.row_mut(token + j)[self.area.row + r..][..R];
+                for i in 0..R {
+                    out[i] = isa.sum(isa.load(&kept[i * T + j])) * factors[r + i];
+                }
             }
         }
         R

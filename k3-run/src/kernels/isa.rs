@@ -37,6 +37,11 @@ pub(super) trait Isa: Copy + Send + Sync {
     /// Runs `task` compiled for this set.
     fn run<T: Task>(self, task: T) -> T::Output;
 
+    /// Asks for the cache line of an address, which need not be mapped.
+    fn prefetch(self, at: *const u8);
+    /// As [`Isa::prefetch`], for later: into the second-level cache only.
+    fn prefetch_late(self, at: *const u8);
+
     fn splat(self, x: f32) -> Self::F;
     fn load(self, from: &[f32; 16]) -> Self::F;
     fn store(self, x: Self::F, to: &mut [f32; 16]);
@@ -63,6 +68,11 @@ pub(super) trait Isa: Copy + Send + Sync {
     fn deinterleave(self, from: &[f32; 64]) -> [Self::F; 4];
     /// Sum of the lanes: lane l with l + 8, then l + 4, l + 2, l + 1.
     fn sum(self, x: Self::F) -> f32;
+
+    /// Largest lane; NaN if there is one.
+    fn max_lane(self, x: Self::F) -> f32;
+    /// Integers of at most 127 in magnitude as bytes; NaN becomes 0.
+    fn store_codes(self, x: Self::F, to: &mut [i8; 16]);
 
     /// 64 weights, in order.
     fn bf16(self, weights: &[bf16; 64]) -> [Self::F; 4];

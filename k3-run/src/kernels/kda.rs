@@ -5,8 +5,6 @@
 //! and written once, a block of values at a time: the first pass recalls (and brings the
 //! block into the cache), the second updates and reads out.
 
-use std::array;
-
 use super::Kernels;
 use super::isa::{Isa, Task};
 use super::norm::{normalize, sum_of_squares};
@@ -141,7 +139,10 @@ fn convolve<S: Isa>(isa: S, x: &mut Columns, past: &mut Columns, taps: &[f32]) {
     let vectors = if older + 1 == TAPS { x.width() / 16 } else { 0 };
     for (i, taps) in taps.as_chunks::<64>().0.iter().take(vectors).enumerate() {
         let taps = isa.deinterleave(taps);
-        let mut inputs: [_; TAPS - 1] = array::from_fn(|j| isa.load(vector(past.row_mut(j), i)));
+        let mut inputs = [isa.splat(0.0); TAPS - 1];
+        for (j, input) in inputs.iter_mut().enumerate() {
+            *input = isa.load(vector(past.row_mut(j), i));
+        }
         for t in 0..x.tokens() {
             let x = vector(x.row_mut(t), i);
             let current = isa.load(x);
@@ -288,6 +289,8 @@ impl Keys<'_> {
 
 #[cfg(test)]
 mod tests {
+    use std::array;
+
     use super::*;
 
     /// One head in f64, all of it from the formulas.

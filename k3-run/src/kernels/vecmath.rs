@@ -157,13 +157,16 @@ pub struct Situ {
 impl Map for Situ {
     #[inline(always)]
     fn apply<S: Isa>(self, isa: S, gate: S::F, up: S::F) -> S::F {
-        let bounded = |beta: f32, x: S::F| {
-            let beta = isa.splat(beta);
-            isa.mul(beta, tanh(isa, isa.div(x, beta)))
-        };
-        let gated = isa.mul(bounded(self.beta, gate), sigmoid(isa, gate));
-        isa.mul(gated, bounded(self.linear_beta, up))
+        let gated = isa.mul(bounded(isa, self.beta, gate), sigmoid(isa, gate));
+        isa.mul(gated, bounded(isa, self.linear_beta, up))
     }
+}
+
+/// `beta tanh(x / beta)`.
+#[inline(always)]
+fn bounded<S: Isa>(isa: S, beta: f32, x: S::F) -> S::F {
+    let beta = isa.splat(beta);
+    isa.mul(beta, tanh(isa, isa.div(x, beta)))
 }
 
 impl Kernels {

@@ -13,11 +13,69 @@ pub(crate) struct Avx2 {
     detected: (),
 }
 
+// No closures here: one is a function of its own, without the features, and an intrinsic
+// that it is not inlined with becomes a call.
 impl Avx2 {
     /// The token, if the CPU has both. The list must be that of [`run`].
     pub(crate) fn detect() -> Option<Self> {
         let all = is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma");
         all.then_some(Self { detected: () })
+    }
+
+    /// 8 BF16 values.
+    #[inline(always)]
+    fn widen(self, w: &[bf16; 8]) -> __m256 {
+        // SAFETY: the token proves AVX2; a `bf16` is its 16 bits, and 16 bytes are read.
+        unsafe {
+            let bits = _mm256_cvtepu16_epi32(_mm_loadu_si128(w.as_ptr().cast()));
+            _mm256_castsi256_ps(_mm256_slli_epi32::<16>(bits))
+        }
+    }
+
+    /// 8 signed bytes.
+    #[inline(always)]
+    fn count(self, codes: &[i8; 8]) -> __m256 {
+        // SAFETY: the token proves AVX2; the load reads the 8 bytes it is given.
+        unsafe {
+            let codes = _mm_loadl_epi64(codes.as_ptr().cast());
+            _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(codes))
+        }
+    }
+
+    /// 4 x 8 elements, one register for each place in a group of four.
+    #[inline(always)]
+    fn transpose(self, from: &[[f32; 8]; 4]) -> [__m256; 4] {
+        // SAFETY: the token proves AVX2; each load reads the 8 floats it is given.
+        unsafe {
+            let (v0, v1) = (_mm256_loadu_ps(from[0].as_ptr()), _mm256_loadu_ps(from[1].as_ptr()));
+            let (v2, v3) = (_mm256_loadu_ps(from[2].as_ptr()), _mm256_loadu_ps(from[3].as_ptr()));
+            let a = _mm256_permute2f128_ps::<0x20>(v0, v2);
+            let b = _mm256_permute2f128_ps::<0x31>(v0, v2);
+            let c = _mm256_permute2f128_ps::<0x20>(v1, v3);
+            let d = _mm256_permute2f128_ps::<0x31>(v1, v3);
+            let (low, high) = (_mm256_unpacklo_ps(a, b), _mm256_unpackhi_ps(a, b));
+            let (low2, high2) = (_mm256_unpacklo_ps(c, d), _mm256_unpackhi_ps(c, d));
+            [
+                _mm256_shuffle_ps::<0x44>(low, low2),
+                _mm256_shuffle_ps::<0xee>(low, low2),
+                _mm256_shuffle_ps::<0x44>(high, high2),
+                _mm256_shuffle_ps::<0xee>(high, high2),
+            ]
+        }
+    }
+
+    /// Twice the E2M1 values of 16 nibbles, small integers.
+    #[inline(always)]
+    fn doubled(self, nibbles: __m128i) -> __m128i {
+        // SAFETY: the token proves AVX2; the table is 16 bytes.
+        unsafe { _mm_shuffle_epi8(_mm_loadu_si128(E2M1_DOUBLED.as_ptr().cast()), nibbles) }
+    }
+
+    /// 16 nibbles less 8.
+    #[inline(always)]
+    fn centred(self, nibbles: __m128i) -> __m128i {
+        // SAFETY: the token proves AVX2.
+        unsafe { _mm_sub_epi8(nibbles, _mm_set1_epi8(8)) }
     }
 
     /// Low and high nibbles of 16 bytes.
@@ -37,8 +95,9 @@ impl Avx2 {
         unsafe {
             let (low, high) = (codes, _mm_unpackhi_epi64(codes, codes));
             let scale = _mm256_set1_ps(scale);
+            let low = _mm256_mul_ps(_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(low)), scale);
+            let high = _mm256_mul_ps(_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(high)), scale);
             [low, high]
-                .map(|codes| _mm256_mul_ps(_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(codes)), scale))
         }
     }
 }
@@ -70,6 +129,18 @@ impl Isa for Avx2 {
         let Self { detected: () } = self;
         // SAFETY: the token proves all features of `run`.
         unsafe { run(self, task) }
+    }
+
+    #[inline(always)]
+    fn prefetch(self, at: *const u8) {
+        // SAFETY: every x86-64 CPU has the instruction, and it cannot fault.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) }
+    }
+
+    #[inline(always)]
+    fn prefetch_late(self, at: *const u8) {
+        // SAFETY: as above.
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(at.cast()) }
     }
 
     #[inline(always)]
@@ -161,31 +232,9 @@ impl Isa for Avx2 {
     #[inline(always)]
     fn deinterleave(self, from: &[f32; 64]) -> [Self::F; 4] {
         let (v, _) = from.as_chunks::<8>();
-        // SAFETY: see the impl.
-        unsafe {
-            let half = |first: usize| {
-                let v = [0, 1, 2, 3].map(|i: usize| _mm256_loadu_ps(v[first + i].as_ptr()));
-                // Within 128 bits: rows 0 and 4 of a 4 x 4 transposition side by side.
-                let (a, b) = (
-                    _mm256_permute2f128_ps::<0x20>(v[0], v[2]),
-                    _mm256_permute2f128_ps::<0x31>(v[0], v[2]),
-                );
-                let (c, d) = (
-                    _mm256_permute2f128_ps::<0x20>(v[1], v[3]),
-                    _mm256_permute2f128_ps::<0x31>(v[1], v[3]),
-                );
-                let (low, high) = (_mm256_unpacklo_ps(a, b), _mm256_unpackhi_ps(a, b));
-                let (low2, high2) = (_mm256_unpacklo_ps(c, d), _mm256_unpackhi_ps(c, d));
-                [
-                    _mm256_shuffle_ps::<0x44>(low, low2),
-                    _mm256_shuffle_ps::<0xee>(low, low2),
-                    _mm256_shuffle_ps::<0x44>(high, high2),
-                    _mm256_shuffle_ps::<0xee>(high, high2),
-                ]
-            };
-            let (first, second) = (half(0), half(4));
-            [0, 1, 2, 3].map(|place: usize| [first[place], second[place]])
-        }
+        let a = self.transpose(&[v[0], v[1], v[2], v[3]]);
+        let b = self.transpose(&[v[4], v[5], v[6], v[7]]);
+        [[a[0], b[0]], [a[1], b[1]], [a[2], b[2]], [a[3], b[3]]]
     }
 
     #[inline(always)]
@@ -200,52 +249,78 @@ impl Isa for Avx2 {
     }
 
     #[inline(always)]
+    fn max_lane(self, x: Self::F) -> f32 {
+        // SAFETY: see the impl.
+        unsafe {
+            let x = _mm256_max_ps(x[0], x[1]);
+            let x = _mm_max_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps::<1>(x));
+            let x = _mm_max_ps(x, _mm_movehl_ps(x, x));
+            _mm_cvtss_f32(_mm_max_ss(x, _mm_movehdup_ps(x)))
+        }
+    }
+
+    #[inline(always)]
+    fn store_codes(self, x: Self::F, to: &mut [i8; 16]) {
+        // SAFETY: see the impl.
+        unsafe {
+            // NaN converts to 0x80000000, whose last byte is 0; packing keeps last bytes.
+            let last = _mm256_set1_epi32(255);
+            let a = _mm256_and_si256(_mm256_cvtps_epi32(x[0]), last);
+            let b = _mm256_and_si256(_mm256_cvtps_epi32(x[1]), last);
+            let words = _mm256_permute4x64_epi64::<0xd8>(_mm256_packus_epi32(a, b));
+            let bytes = _mm256_packus_epi16(words, words);
+            let low = _mm256_castsi256_si128(bytes);
+            let high = _mm256_extracti128_si256::<1>(bytes);
+            _mm_storeu_si128(to.as_mut_ptr().cast(), _mm_unpacklo_epi64(low, high));
+        }
+    }
+
+    #[inline(always)]
     fn bf16(self, weights: &[bf16; 64]) -> [Self::F; 4] {
         let (w, _) = weights.as_chunks::<8>();
-        // SAFETY: see the impl; a `bf16` is its 16 bits.
-        let widen = |i: usize| unsafe {
-            let bits = _mm256_cvtepu16_epi32(_mm_loadu_si128(w[i].as_ptr().cast()));
-            _mm256_castsi256_ps(_mm256_slli_epi32::<16>(bits))
-        };
-        [0, 2, 4, 6].map(|i| [widen(i), widen(i + 1)])
+        [
+            [self.widen(&w[0]), self.widen(&w[1])],
+            [self.widen(&w[2]), self.widen(&w[3])],
+            [self.widen(&w[4]), self.widen(&w[5])],
+            [self.widen(&w[6]), self.widen(&w[7])],
+        ]
     }
 
     #[inline(always)]
     fn int8(self, codes: &[i8; 64]) -> [Self::F; 4] {
         let (codes, _) = codes.as_chunks::<8>();
-        // SAFETY: see the impl.
-        let widen = |i: usize| unsafe {
-            let codes = _mm_loadl_epi64(codes[i].as_ptr().cast());
-            _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(codes))
-        };
-        [0, 2, 4, 6].map(|i| [widen(i), widen(i + 1)])
+        [
+            [self.count(&codes[0]), self.count(&codes[1])],
+            [self.count(&codes[2]), self.count(&codes[3])],
+            [self.count(&codes[4]), self.count(&codes[5])],
+            [self.count(&codes[6]), self.count(&codes[7])],
+        ]
     }
 
     #[inline(always)]
     fn int4(self, packed: &[u8; 32], scale: f32) -> [Self::F; 4] {
         let (halves, _) = packed.as_chunks::<16>();
-        // SAFETY: see the impl.
-        let centred = |nibbles| unsafe { _mm_sub_epi8(nibbles, _mm_set1_epi8(8)) };
         let ((a, b), (c, d)) = (self.split(&halves[0]), self.split(&halves[1]));
-        [a, b, c, d].map(|nibbles| self.scaled(centred(nibbles), scale))
+        [
+            self.scaled(self.centred(a), scale),
+            self.scaled(self.centred(b), scale),
+            self.scaled(self.centred(c), scale),
+            self.scaled(self.centred(d), scale),
+        ]
     }
 
     #[inline(always)]
     fn mxfp4(self, packed: &[u8; 32], scales: &[u8; 2]) -> [Self::F; 4] {
         let (halves, _) = packed.as_chunks::<16>();
-        // Twice the value is a small integer, half the scale is exact.
-        // SAFETY: see the impl.
-        let doubled = |nibbles| unsafe {
-            let table = _mm_loadu_si128(E2M1_DOUBLED.as_ptr().cast());
-            _mm_shuffle_epi8(table, nibbles)
-        };
         let ((a, b), (c, d)) = (self.split(&halves[0]), self.split(&halves[1]));
-        let scales = scales.map(|code| 0.5 * E8M0[usize::from(code)]);
+        // Half the scale is exact, like twice the value.
+        let first = 0.5 * E8M0[usize::from(scales[0])];
+        let second = 0.5 * E8M0[usize::from(scales[1])];
         [
-            self.scaled(doubled(a), scales[0]),
-            self.scaled(doubled(b), scales[0]),
-            self.scaled(doubled(c), scales[1]),
-            self.scaled(doubled(d), scales[1]),
+            self.scaled(self.doubled(a), first),
+            self.scaled(self.doubled(b), first),
+            self.scaled(self.doubled(c), second),
+            self.scaled(self.doubled(d), second),
         ]
     }
 
@@ -295,7 +370,7 @@ impl Isa for Avx2 {
 
     #[inline(always)]
     fn nibbles(self, packed: &[u8; 64]) -> (Self::B, Self::B) {
-        let packed = self.bytes(&packed.map(|byte| byte as i8));
+        let packed = self.bytes(bytemuck::cast_ref(packed));
         // SAFETY: see the impl.
         let mask = unsafe { _mm256_set1_epi8(15) };
         let low = both!(|packed| _mm256_and_si256(packed, mask));
@@ -337,17 +412,19 @@ impl Isa for Avx2 {
     #[inline(always)]
     fn halves(self, scales: &[f32; 2]) -> Self::F {
         // SAFETY: see the impl.
-        scales.map(|scale| unsafe { _mm256_set1_ps(scale) })
+        unsafe { [_mm256_set1_ps(scales[0]), _mm256_set1_ps(scales[1])] }
     }
 
     #[inline(always)]
     fn e8m0_quarters(self, scales: &[u8; 4]) -> Self::F {
-        let half = scales.map(|code| 0.5 * E8M0[usize::from(code)]);
         // SAFETY: see the impl.
-        [0, 2].map(|i: usize| unsafe {
-            let (a, b) = (_mm_set1_ps(half[i]), _mm_set1_ps(half[i + 1]));
-            _mm256_insertf128_ps::<1>(_mm256_castps128_ps256(a), b)
-        })
+        unsafe {
+            let a = _mm_set1_ps(0.5 * E8M0[usize::from(scales[0])]);
+            let b = _mm_set1_ps(0.5 * E8M0[usize::from(scales[1])]);
+            let c = _mm_set1_ps(0.5 * E8M0[usize::from(scales[2])]);
+            let d = _mm_set1_ps(0.5 * E8M0[usize::from(scales[3])]);
+            [_mm256_set_m128(b, a), _mm256_set_m128(d, c)]
+        }
     }
 }
 

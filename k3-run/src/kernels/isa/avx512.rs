@@ -40,7 +40,29 @@ fn run_with<T: Task>(isa: Avx512<true>, task: T) -> T::Output {
 const INT4: [f32; 16] =
     [-8.0, -7.0, -6.0, -5.0, -4.0, -3.0, -2.0, -1.0, 0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0];
 
+// No closures here: one is a function of its own, without the features, and an intrinsic
+// that it is not inlined with becomes a call.
 impl<const VNNI: bool> Avx512<VNNI> {
+    /// 16 BF16 values.
+    #[inline(always)]
+    fn widen(self, w: &[bf16; 16]) -> __m512 {
+        // SAFETY: the token proves AVX-512; a `bf16` is its 16 bits, and 32 bytes are read.
+        unsafe {
+            let bits = _mm512_cvtepu16_epi32(_mm256_loadu_si256(w.as_ptr().cast()));
+            _mm512_castsi512_ps(_mm512_slli_epi32::<16>(bits))
+        }
+    }
+
+    /// 16 signed bytes.
+    #[inline(always)]
+    fn count(self, codes: &[i8; 16]) -> __m512 {
+        // SAFETY: the token proves AVX-512; the load reads the 16 bytes it is given.
+        unsafe {
+            let codes = _mm_loadu_si128(codes.as_ptr().cast());
+            _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(codes))
+        }
+    }
+
     /// Entries of `table` chosen by the low and then by the high nibbles of 16 bytes.
     #[inline(always)]
     fn look_up(self, packed: &[u8; 16], table: __m512) -> [__m512; 2] {
@@ -74,6 +96,18 @@ impl<const VNNI: bool> Isa for Avx512<VNNI> {
             // SAFETY: the token proves all features of `run_without`.
             unsafe { run_without(Avx512 { detected }, task) }
         }
+    }
+
+    #[inline(always)]
+    fn prefetch(self, at: *const u8) {
+        // SAFETY: every x86-64 CPU has the instruction, and it cannot fault.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) }
+    }
+
+    #[inline(always)]
+    fn prefetch_late(self, at: *const u8) {
+        // SAFETY: as above.
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(at.cast()) }
     }
 
     #[inline(always)]
@@ -174,7 +208,7 @@ impl<const VNNI: bool> Isa for Avx512<VNNI> {
         let (v, _) = from.as_chunks::<16>();
         // SAFETY: see the impl.
         unsafe {
-            let v = [0, 1, 2, 3].map(|i: usize| _mm512_loadu_ps(v[i].as_ptr()));
+            let v = [self.load(&v[0]), self.load(&v[1]), self.load(&v[2]), self.load(&v[3])];
             // Elements 0 and 4 (mod 8) of a pair, then 1 and 5, and so on.
             let first = _mm512_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28, 1, 5, 9, 13, 17, 21, 25, 29);
             let second =
@@ -208,23 +242,36 @@ impl<const VNNI: bool> Isa for Avx512<VNNI> {
     }
 
     #[inline(always)]
+    fn max_lane(self, x: __m512) -> f32 {
+        // SAFETY: see the impl.
+        unsafe {
+            let x = _mm256_max_ps(_mm512_castps512_ps256(x), _mm512_extractf32x8_ps::<1>(x));
+            let x = _mm_max_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps::<1>(x));
+            let x = _mm_max_ps(x, _mm_movehl_ps(x, x));
+            _mm_cvtss_f32(_mm_max_ss(x, _mm_movehdup_ps(x)))
+        }
+    }
+
+    #[inline(always)]
+    fn store_codes(self, x: __m512, to: &mut [i8; 16]) {
+        // SAFETY: see the impl.
+        unsafe {
+            // NaN converts to 0x80000000, whose last byte is 0.
+            let codes = _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(x));
+            _mm_storeu_si128(to.as_mut_ptr().cast(), codes);
+        }
+    }
+
+    #[inline(always)]
     fn bf16(self, weights: &[bf16; 64]) -> [__m512; 4] {
         let (w, _) = weights.as_chunks::<16>();
-        // SAFETY: see the impl; a `bf16` is its 16 bits.
-        [0, 1, 2, 3].map(|i: usize| unsafe {
-            let bits = _mm512_cvtepu16_epi32(_mm256_loadu_si256(w[i].as_ptr().cast()));
-            _mm512_castsi512_ps(_mm512_slli_epi32::<16>(bits))
-        })
+        [self.widen(&w[0]), self.widen(&w[1]), self.widen(&w[2]), self.widen(&w[3])]
     }
 
     #[inline(always)]
     fn int8(self, codes: &[i8; 64]) -> [__m512; 4] {
         let (codes, _) = codes.as_chunks::<16>();
-        // SAFETY: see the impl.
-        [0, 1, 2, 3].map(|i: usize| unsafe {
-            let codes = _mm_loadu_si128(codes[i].as_ptr().cast());
-            _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(codes))
-        })
+        [self.count(&codes[0]), self.count(&codes[1]), self.count(&codes[2]), self.count(&codes[3])]
     }
 
     #[inline(always)]
@@ -239,10 +286,11 @@ impl<const VNNI: bool> Isa for Avx512<VNNI> {
     #[inline(always)]
     fn mxfp4(self, packed: &[u8; 32], scales: &[u8; 2]) -> [__m512; 4] {
         let table = self.load(&mxfp4::E2M1);
-        let scaled = |code: u8| self.mul(table, self.splat(E8M0[usize::from(code)]));
+        let first = self.mul(table, self.splat(E8M0[usize::from(scales[0])]));
+        let second = self.mul(table, self.splat(E8M0[usize::from(scales[1])]));
         let (halves, _) = packed.as_chunks::<16>();
-        let [a, b] = self.look_up(&halves[0], scaled(scales[0]));
-        let [c, d] = self.look_up(&halves[1], scaled(scales[1]));
+        let [a, b] = self.look_up(&halves[0], first);
+        let [c, d] = self.look_up(&halves[1], second);
         [a, b, c, d]
     }
 

@@ -25,6 +25,12 @@ impl Isa for Portable {
     }
 
     #[inline(always)]
+    fn prefetch(self, _at: *const u8) {}
+
+    #[inline(always)]
+    fn prefetch_late(self, _at: *const u8) {}
+
+    #[inline(always)]
     fn splat(self, x: f32) -> Self::F {
         [x; 16]
     }
@@ -142,6 +148,16 @@ impl Isa for Portable {
             }
         }
         x[0]
+    }
+
+    #[inline(always)]
+    fn max_lane(self, x: Self::F) -> f32 {
+        x.into_iter().fold(f32::NEG_INFINITY, |max, x| if max > x { max } else { x })
+    }
+
+    #[inline(always)]
+    fn store_codes(self, x: Self::F, to: &mut [i8; 16]) {
+        *to = x.map(|x| x as i8);
     }
 
     #[inline(always)]

@@ -1,0 +1,102 @@
+//! Memory of a block product, one per thread and kept for its life: allocating or even
+//! clearing it each time would cost more than a small product.
+
+use std::cell::RefCell;
+
+use super::activations::{BLOCK, BLOCK8, PAD8};
+use super::isa::Isa;
+
+/// Rows whose decoded weights one block product takes along. With f32 weights that is
+/// 64 KiB, which the second-level cache has room for; more rows would not reduce the
+/// traffic of the inputs any further, fewer would let it dominate.
+pub(super) const ROWS: usize = 32;
+
+/// Tokens of one block product. Its sums take 128 KiB.
+pub(super) const TOKENS: usize = 64;
+
+/// Steps of a block of int8 inputs.
+pub(super) const STEPS8: usize = BLOCK8 / PAD8;
+
+/// Decoded weights and sums of one block product.
+#[derive(Default)]
+pub(super) struct Scratch {
+    /// `[ROWS, BLOCK / 16]` vectors.
+    pub(super) weights: Vec<[f32; 16]>,
+    /// `[ROWS, STEPS8]` steps of two vectors.
+    pub(super) codes: Vec<[[i8; 64]; 2]>,
+    /// Scales of the lanes of each step.
+    pub(super) scales: Vec<[f32; 16]>,
+    /// 16 lanes for each of `ROWS * TOKENS` outputs.
+    pub(super) sums: Vec<[f32; 16]>,
+}
+
+thread_local! {
+    static SCRATCH: RefCell<Scratch> = RefCell::default();
+}
+
+impl Scratch {
+    /// Lends this thread's scratch to a kernel, which must not ask for it again.
+    pub(super) fn with<R>(work: impl FnOnce(&mut Self) -> R) -> R {
+        SCRATCH.with_borrow_mut(work)
+    }
+
+    /// Memory for f32 weights, then for sums.
+    #[inline(always)]
+    pub(super) fn exact(&mut self) -> (&mut [[f32; 16]], &mut [[f32; 16]]) {
+        self.weights.resize(ROWS * BLOCK / 16, [0.0; 16]);
+        self.sums.resize(ROWS * TOKENS, [0.0; 16]);
+        (&mut self.weights, &mut self.sums)
+    }
+
+    /// Memory for codes, their scales, and sums.
+    #[inline(always)]
+    #[expect(clippy::type_complexity, reason = "three slices of the struct")]
+    pub(super) fn int8(&mut self) -> (&mut [[[i8; 64]; 2]], &mut [[f32; 16]], &mut [[f32; 16]]) {
+        self.codes.resize(ROWS * STEPS8, [[0; 64]; 2]);
+        self.scales.resize(ROWS * STEPS8, [0.0; 16]);
+        self.sums.resize(ROWS * TOKENS, [0.0; 16]);
+        (&mut self.codes, &mut self.scales, &mut self.sums)
+    }
+}
+
+/// Rows and tokens that one block product covers, as places in the output.
+#[derive(Clone, Copy)]
+pub(super) struct Area {
+    pub(super) row: usize,
+    pub(super) height: usize,
+    pub(super) token: usize,
+    pub(super) width: usize,
+}
+
+/// The weights that the next block product will read, to be asked for bit by bit while
+/// this one computes: each row's part is too short for the CPU to see it coming.
+#[derive(Clone, Copy)]
+pub(super) struct Ahead {
+    /// First byte of the first row's part.
+    pub(super) start: *const u8,
+    /// Bytes from one row to the next.
+    pub(super) stride: usize,
+    /// Bytes of each row's part.
+    pub(super) len: usize,
+}
+
+impl Ahead {
+    /// Asks for the share of rows `r..r + rows` that belongs to `tokens` out of `all`.
+    #[inline(always)]
+    pub(super) fn prefetch<S: Isa>(
+        &self,
+        isa: S,
+        r: usize,
+        rows: usize,
+        tokens: std::ops::Range<usize>,
+        all: usize,
+    ) {
+        let lines = self.len.div_ceil(64);
+        let (first, end) = (tokens.start * lines / all, tokens.end * lines / all);
+        for row in r..r + rows {
+            for line in first..end {
+                isa.prefetch_late(self.start.wrapping_add(row * self.stride + line * 64));
+            }
+        }
+    }
+}
