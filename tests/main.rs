@@ -4,6 +4,7 @@ mod chat;
 mod convert;
 mod faults;
 mod hostile;
+mod inspect;
 mod memory;
 mod real_vocab;
 mod run;

@@ -127,6 +127,15 @@ impl Snapshot {
         Ok(Self { dir, layout, config, index, shards })
     }
 
+    /// The model of a snapshot, without a look at its weights.
+    ///
+    /// # Errors
+    /// No `config.json`, or another model's.
+    pub fn config_of(path: &Path) -> Result<ModelConfig> {
+        let (dir, _) = layout::resolve(path)?;
+        ModelConfig::read(&dir.join("config.json"))
+    }
+
     /// Repository and revision, where the layout tells.
     pub fn source(&self) -> Source {
         self.layout.source()

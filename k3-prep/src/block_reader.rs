@@ -112,6 +112,11 @@ impl BlockReader {
         Ok(())
     }
 
+    /// Drops a range from the page cache, so that reading it is reading the disk.
+    pub(crate) fn forget(&self, offset: u64, len: u64) {
+        advise(&self.file, offset, len, Use::Over);
+    }
+
     /// Asks the kernel to read ahead.
     pub(crate) fn soon(&self, offset: u64, len: u64) {
         advise(&self.file, offset, len, Use::Soon);

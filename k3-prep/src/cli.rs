@@ -26,6 +26,12 @@ pub enum Command {
     Convert(ConvertArgs),
     /// Check a container: structure, digests, and that the shards are still what they were
     Verify(VerifyArgs),
+    /// Show what a snapshot, a container or a safetensors file holds
+    Inspect(InspectArgs),
+    /// Show what convert would write, how long that takes here, and what k3-run will need
+    Plan(PlanArgs),
+    /// Write the tokenizer.json that other programs read
+    Tokenizer(TokenizerArgs),
     /// Write a synthetic snapshot with true names, dtypes and shapes, to try the tools on
     Synth(SynthArgs),
 }
@@ -84,6 +90,51 @@ pub struct VerifyArgs {
     /// Print the result as JSON
     #[arg(long)]
     pub json: bool,
+}
+
+/// Arguments of `inspect`.
+#[derive(Debug, Args)]
+pub struct InspectArgs {
+    /// Snapshot, container or safetensors file
+    pub path: PathBuf,
+    /// List every tensor
+    #[arg(long)]
+    pub tensors: bool,
+    /// Print as JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Arguments of `plan`.
+#[derive(Debug, Args)]
+pub struct PlanArgs {
+    /// Snapshot: a plain folder, a cache repository or revision, or a --local-dir download
+    pub snapshot: PathBuf,
+    /// Bits per weight, by family.
+    #[command(flatten)]
+    pub recipe: RecipeArgs,
+    /// Context to plan memory for, in tokens
+    #[arg(long, value_name = "N", default_value_t = 32768)]
+    pub context: u64,
+    /// Threads to quantize with [default: all that this process may use]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    pub jobs: Option<u16>,
+    /// Do not measure the speed of this machine
+    #[arg(long)]
+    pub no_measure: bool,
+    /// Print as JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Arguments of `tokenizer`.
+#[derive(Debug, Args)]
+pub struct TokenizerArgs {
+    /// Snapshot with tiktoken.model, tokenizer_config.json and config.json
+    pub snapshot: PathBuf,
+    /// File to write [default: stdout]
+    #[arg(short, long, value_name = "FILE")]
+    pub output: Option<PathBuf>,
 }
 
 /// Arguments of `synth`.

@@ -7,7 +7,10 @@ use crate::cli::{Cli, Command};
 use crate::progress::Talk;
 
 mod convert;
+mod inspect;
+mod plan;
 mod synth;
+mod tokenizer;
 mod verify;
 
 pub(crate) fn run(cli: Cli) -> Result<Outcome> {
@@ -15,6 +18,9 @@ pub(crate) fn run(cli: Cli) -> Result<Outcome> {
     match cli.command {
         Command::Convert(args) => convert::run(&args, talk),
         Command::Verify(args) => verify::run(&args, talk),
+        Command::Inspect(args) => inspect::run(&args),
+        Command::Plan(args) => plan::run(&args),
+        Command::Tokenizer(args) => tokenizer::run(&args),
         Command::Synth(args) => synth::run(&args, talk),
     }
 }

@@ -11,7 +11,9 @@ mod commands;
 pub mod conversion;
 mod expert_scales;
 mod folder;
+pub mod footprint;
 mod identity;
+pub mod inspect;
 mod inventory;
 mod journal;
 mod output;
@@ -22,6 +24,7 @@ mod progress;
 pub mod quantize;
 mod release;
 mod size;
+mod speed;
 mod survey;
 pub mod synth;
 pub mod threads;
@@ -29,7 +32,10 @@ pub mod tokenizer_check;
 pub mod tokenizer_json;
 pub mod verify;
 
-pub use cli::{Cli, Command, ConvertArgs, RecipeArgs, SynthArgs, VerifyArgs};
+pub use cli::{
+    Cli, Command, ConvertArgs, InspectArgs, PlanArgs, RecipeArgs, SynthArgs, TokenizerArgs,
+    VerifyArgs,
+};
 pub use progress::Talk;
 
 /// Name and version in manifests and journals.

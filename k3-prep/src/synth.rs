@@ -110,7 +110,7 @@ pub fn write_snapshot(
 }
 
 /// The text config of the dimensions, with all the bounds it has when read from a file.
-fn model_config(dims: &Dims) -> Result<ModelConfig> {
+pub(crate) fn model_config(dims: &Dims) -> Result<ModelConfig> {
     dims.check()?;
     let config = ModelConfig::parse(&files::config(dims).to_string())
         .context("these dimensions describe no Kimi K3 model")?;
