@@ -202,7 +202,7 @@ fn small_files(snapshot: &Snapshot, problems: &mut Problems) -> Vec<SmallFile> {
     let mut files = Vec::new();
     match tokenizer_files(snapshot) {
         Ok(made) => files.extend(made),
-        Err(error) => problems.add(&error),
+        Err(error) => problems.add(&error.hint("the snapshot is incomplete; download it again")),
     }
     for (name, required) in COPIED {
         let path = snapshot.file(name);
