@@ -5,7 +5,7 @@ PREP   = target/release/k3-prep
 RUN    = target/release/k3-run
 PROMPT = Elizabeth was surprised to find that
 
-.PHONY: build demo test check bench dist faults
+.PHONY: build demo test check bench dist faults bench-memory
 
 build:
 	$(CARGO) build --locked --release -p k3-prep -p k3-run
@@ -42,3 +42,9 @@ dist: build
 KILLS ?= 200
 faults: build
 	K3_BIN=$(CURDIR)/target/release K3_KILLS=$(KILLS) $(CARGO) test --locked -p tests --test it -- faults hostile --include-ignored --show-output
+
+# Peaks, budgets and streamed bytes on real widths: some 15 GB of files, 20 minutes.
+bench-memory: build
+	test -d target/bench/snapshot || $(PREP) synth target/bench/snapshot --preset real --layers 5 --experts 48 --vocab 16384
+	test -d target/bench/container || $(PREP) convert target/bench/snapshot target/bench/container
+	K3_BENCH_CONTAINER=$(CURDIR)/target/bench/container $(CARGO) test --locked --release -p tests -- --ignored --nocapture bench_memory

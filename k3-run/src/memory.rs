@@ -23,7 +23,7 @@ pub(crate) mod speed;
 pub use spare::{Spare, spare};
 
 /// Code, stacks and the allocator's own, measured at ready with a margin.
-const PROGRAM: u64 = 24 << 20;
+const PROGRAM: u64 = 14 << 20;
 
 /// Stack and allocator of a thread, as far as they are touched.
 const PER_THREAD: u64 = 512 << 10;
@@ -32,7 +32,7 @@ const PER_THREAD: u64 = 512 << 10;
 const FAULT_AROUND: u64 = 64 << 10;
 
 /// Bookkeeping of the expert cache, in bytes for each expert and for each slot.
-const BOOKS_PER_EXPERT: u64 = 32;
+const BOOKS_PER_EXPERT: u64 = 64;
 const BOOKS_PER_SLOT: u64 = 256;
 
 /// Where the dense weights are.
