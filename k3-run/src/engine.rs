@@ -157,7 +157,7 @@ impl<'a> Engine<'a> {
 
     /// Appends the rows of `runs` to their sequences and returns the wanted logits,
     /// [wanted rows, vocab]. After an error, or when `cancel` was set, the sequences are
-    /// torn and must be reset.
+    /// torn and must be rolled back, restored or reset.
     ///
     /// # Errors
     /// An id outside the vocabulary, a full context, a torn sequence, a failed read, or
@@ -182,6 +182,32 @@ impl<'a> Engine<'a> {
         dense.end_step();
         runs.iter_mut().for_each(|r| r.state.end_step(r.rows));
         Ok(&self.buffers.logits)
+    }
+
+    /// Logits of the last step, [wanted rows, vocab].
+    pub fn logits(&self) -> &[f32] {
+        &self.buffers.logits
+    }
+
+    /// Takes a sequence back to `position`, also out of a torn step, with the bits it had
+    /// there. What [`SequenceState::undo_position`] says is possible.
+    ///
+    /// # Panics
+    /// The sequence keeps no undo record that reaches back to `position`.
+    pub fn roll_back(&mut self, state: &mut SequenceState, position: usize) {
+        assert_eq!(state.undo_position(position), Some(position), "a position on record");
+        let Self { model, numerics, pool, buffers, .. } = self;
+        let layers = model.layers.iter().zip(&mut state.layers);
+        pool.install(|| {
+            for (layer, state) in layers {
+                if let (AttentionPart::Kda(part), LayerState::Kda(state)) =
+                    (&layer.attention, state)
+                {
+                    part.roll_back(numerics, position, state, &mut buffers.kda);
+                }
+            }
+        });
+        state.cut_to(position);
     }
 }
 

@@ -6,7 +6,7 @@
 //! kept is a byte that no token reads again; then the cache of experts.
 
 use k3_formats::Error;
-use k3_formats::config::{Attention, ModelConfig};
+use k3_formats::config::ModelConfig;
 use k3_formats::container::{Container, EXPERT_TABLE_FILE, TOKENIZER_FILE};
 use k3_formats::tensor_name::{TensorClass, dense_tensors};
 use serde::Serialize;
@@ -15,6 +15,7 @@ use crate::dense::{DenseMatrix, Pieces, Placement, RING_SLOTS, choose, kept_byte
 use crate::engine;
 use crate::experts::{CacheSize, ExpertShape, IN_FLIGHT};
 use crate::kernels::Arithmetic;
+use crate::state::{kda_bytes, latent_bytes};
 
 mod reuse;
 mod spare;
@@ -327,7 +328,8 @@ impl Experts {
 /// Everything but dense weights and experts.
 fn fixed_parts(container: &Container, request: &Request) -> anyhow::Result<Vec<Part>> {
     let config = &container.config;
-    let (kda, mla) = state_bytes(config, request.layers, request.context);
+    let kda = kda_bytes(config, request.layers);
+    let mla = latent_bytes(config, request.layers, request.context);
     let sequences = request.sequences as u64;
     let file = |name: &str| container.manifest.file(name).map_or(0, |file| file.size);
     let all_experts = (config.moe_layers().len() * config.moe.experts) as u64;
@@ -351,17 +353,6 @@ fn fixed_parts(container: &Container, request: &Request) -> anyhow::Result<Vec<P
             bytes: PROGRAM + PER_THREAD * request.threads as u64 + embedding,
         },
     ])
-}
-
-/// Bytes of one sequence's KDA states and of its MLA cache for `context` tokens, over the
-/// first `layers` layers: what [`crate::state::SequenceState`] holds.
-pub fn state_bytes(config: &ModelConfig, layers: usize, context: usize) -> (u64, u64) {
-    let count = |kind| config.attention[..layers].iter().filter(|&&k| k == kind).count() as u64;
-    let f32s = |n: usize| (n * size_of::<f32>()) as u64;
-    let width = config.kda.width();
-    let kda = f32s(3 * (config.kda.conv_width - 1) * width) + f32s(width * config.kda.head_dim);
-    let mla = f32s(context) * config.mla.cache_width() as u64;
-    (count(Attention::Kda) * kda, count(Attention::Mla) * mla)
 }
 
 /// Bytes of mapped pages that hold norms, taps and other vectors, with what a fault maps

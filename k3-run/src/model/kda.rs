@@ -7,7 +7,7 @@ use crate::dense::{Weight, multiply};
 use crate::kernels::{Activations, Arithmetic};
 use crate::model::norm::{rms_norm, sigmoid, silu, sum_of_squares};
 use crate::parallel::{Chunks, Columns, for_each};
-use crate::state::KdaState;
+use crate::state::{KdaInputs, KdaState};
 
 use super::{Numerics, Views, f32_bytes};
 
@@ -73,6 +73,11 @@ impl KdaBuffers {
         let Self { q, k, v, g, decay, low_rank, beta, scratch } = self;
         f32_bytes([q, k, v, g, decay, low_rank, beta]) + scratch.bytes()
     }
+
+    fn inputs(&self) -> KdaInputs<'_> {
+        let Self { q, k, v, decay, beta, .. } = self;
+        KdaInputs { q, k, v, decay, beta }
+    }
 }
 
 impl<'a> Kda<'a> {
@@ -128,9 +133,38 @@ impl<'a> Kda<'a> {
         let products = [(&self.f_b, &mut buf.decay[..wide])];
         multiply(n, &buf.low_rank[..rows * dim], rows, products, scratch)?;
         for (range, state) in runs {
+            if let Some(undo) = &mut state.undo {
+                let inputs = buf.inputs().rows(buf.beta.len() / heads, range.clone());
+                undo.before_step(&state.conv, &mut state.memory, inputs, range.len());
+            }
             self.run_heads(n, range, heads, state, buf);
         }
         multiply(n, &buf.q[..wide], rows, [(&self.o, out)], &mut buf.scratch)
+    }
+
+    /// Takes `state` back to `position`, which its undo record reaches. On the pool.
+    pub fn roll_back(
+        &self,
+        n: &Numerics,
+        position: usize,
+        state: &mut KdaState,
+        buf: &mut KdaBuffers,
+    ) {
+        let heads = self.b.rows();
+        let Some(mut undo) = state.undo.take() else { return };
+        if let Some((inputs, rows)) = undo.rewind(position, &mut state.conv, &mut state.memory) {
+            let most = buf.beta.len() / heads;
+            for start in (0..rows).step_by(most) {
+                let part = start..rows.min(start + most);
+                let new = inputs.rows(rows, part.clone());
+                let old = [&mut buf.q, &mut buf.k, &mut buf.v, &mut buf.decay, &mut buf.beta];
+                for (old, new) in old.into_iter().zip(new.parts()) {
+                    old[..new.len()].copy_from_slice(new);
+                }
+                self.run_heads(n, 0..part.len(), heads, state, buf);
+            }
+        }
+        state.undo = Some(undo);
     }
 
     /// All heads over the rows of one sequence; leaves the gated output in `buf.q`.
