@@ -15,6 +15,11 @@ impl Digest {
     pub fn of(bytes: &[u8]) -> Self {
         Self(Sha256::digest(bytes).into())
     }
+
+    /// The digest as bytes.
+    pub fn to_bytes(self) -> [u8; 32] {
+        self.0
+    }
 }
 
 /// A digest in the making.
