@@ -26,6 +26,7 @@ mod report;
 pub mod sampler;
 pub mod session;
 mod sigbus;
+pub mod speculate;
 pub mod state;
 pub mod stop;
 pub mod trace;
