@@ -8,6 +8,7 @@ mod inspect;
 mod memory;
 mod real_vocab;
 mod run;
+mod server;
 mod session;
 mod support;
 mod synth;

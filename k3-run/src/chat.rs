@@ -25,6 +25,7 @@ pub use markup::{Markup, Piece};
 pub use message::{Arguments, Content, Message, ToolCall};
 pub use parse::{Channel, ReplyParser, Start};
 pub use reply::{Event, Reply, ReplyCall};
+pub(crate) use request::fields::Fields;
 pub use request::{ChatRequest, Defaults, Effort, ResponseFormat, ToolChoice};
 
 /// Longest request text in bytes: four times what fills the context of 1,048,576 tokens

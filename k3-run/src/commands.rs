@@ -4,6 +4,7 @@ mod generate;
 mod info;
 mod logits;
 mod plan;
+mod serve;
 mod tokenize;
 
 use crate::cli::{Cli, Command};
@@ -15,6 +16,7 @@ use crate::cli::{Cli, Command};
 pub(crate) fn run(cli: &Cli) -> anyhow::Result<()> {
     match &cli.command {
         Command::Generate(args) => generate::run(args),
+        Command::Serve(args) => serve::run(args),
         Command::Logits(args) => logits::run(args),
         Command::Tokenize(args) => tokenize::tokenize(args),
         Command::Detokenize(args) => tokenize::detokenize(args),

@@ -24,6 +24,7 @@ pub mod open;
 pub mod parallel;
 mod report;
 pub mod sampler;
+pub mod server;
 pub mod session;
 mod sigbus;
 pub mod speculate;

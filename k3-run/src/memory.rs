@@ -64,6 +64,8 @@ pub struct Request {
     pub context: usize,
     /// Sequences that can be open at once.
     pub sequences: usize,
+    /// Memory that all of them take besides their states, in bytes.
+    pub kept_bytes: u64,
     /// Most rows of a step.
     pub rows: usize,
     /// Activations of dense matrices.
@@ -337,6 +339,7 @@ fn fixed_parts(container: &Container, request: &Request) -> anyhow::Result<Vec<P
     Ok(vec![
         Part { name: "KDA state", bytes: kda * sequences },
         Part { name: "MLA cache", bytes: mla * sequences },
+        Part { name: "checkpoints and undo records", bytes: request.kept_bytes },
         Part {
             name: "activations",
             bytes: engine::working_bytes(config, request.layers, request.rows, request.arithmetic),

@@ -56,6 +56,21 @@ pub fn stop_ids(container: &Container, tokenizer: &Tokenizer) -> k3_formats::Res
     Ok(ids)
 }
 
+/// Sequences that are open at once.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Sequences {
+    /// How many.
+    pub count: usize,
+    /// Memory that all of them take besides their states, in bytes: undo records,
+    /// checkpoints, samplers.
+    pub kept_bytes: u64,
+}
+
+impl Sequences {
+    /// One that keeps nothing.
+    pub const ONE: Self = Self { count: 1, kept_bytes: 0 };
+}
+
 /// Builds the engine for `container`; `act8` is what the user's silence means.
 ///
 /// # Errors
@@ -65,11 +80,24 @@ pub fn engine<'a>(
     args: &EngineArgs,
     act8: Act8,
 ) -> anyhow::Result<Engine<'a>> {
+    engine_for(container, args, act8, Sequences::ONE)
+}
+
+/// [`engine`] for more than one sequence at a time.
+///
+/// # Errors
+/// As there.
+pub fn engine_for<'a>(
+    container: &'a Container,
+    args: &EngineArgs,
+    act8: Act8,
+    sequences: Sequences,
+) -> anyhow::Result<Engine<'a>> {
     let kernels = match &args.kernels {
         Some(name) => Kernels::by_name(name)?,
         None => Kernels::detect(),
     };
-    let plan = memory_plan(container, args, act8)?;
+    let plan = memory_plan_for(container, args, act8, sequences)?;
     let mut notes = Vec::new();
     let options = expert_options(container, args, plan.cache_bytes)?;
     let experts = ExpertStore::open(container, &options, &mut notes)?;
@@ -103,6 +131,15 @@ pub fn memory_plan(
     args: &EngineArgs,
     act8: Act8,
 ) -> anyhow::Result<MemoryPlan> {
+    memory_plan_for(container, args, act8, Sequences::ONE)
+}
+
+fn memory_plan_for(
+    container: &Container,
+    args: &EngineArgs,
+    act8: Act8,
+    sequences: Sequences,
+) -> anyhow::Result<MemoryPlan> {
     let threads = args.threads.unwrap_or_else(default_threads);
     MemoryPlan::new(
         container,
@@ -111,7 +148,8 @@ pub fn memory_plan(
             mode: args.memory_mode(),
             layers: layers(container, args),
             context: args.context.unwrap_or(DEFAULT_CONTEXT).min(container.config.max_context),
-            sequences: 1,
+            sequences: sequences.count,
+            kept_bytes: sequences.kept_bytes,
             rows: args.chunk,
             arithmetic: arithmetic(args.act8.unwrap_or(act8) == Act8::On),
             expert_cache: args.expert_cache_bytes(),

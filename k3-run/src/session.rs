@@ -263,8 +263,21 @@ impl Session {
         self.checkpoints.drop_behind(position);
     }
 
+    /// Where to stop for checkpoints on the way from `position` through a prompt of `total`
+    /// tokens, for callers that take it in by [`step`]. See [`Session::advance_to`].
+    pub(crate) fn stops(&self, position: usize, total: usize, turns: &[usize]) -> Vec<usize> {
+        self.checkpoints.plan(position, total, turns.iter().copied())
+    }
+
+    /// The prompt has been taken in by [`step`], and these are the logits after its end.
+    pub(crate) fn end_prompt(&mut self, logits: &[f32]) {
+        self.logits.clear();
+        self.logits.extend_from_slice(logits);
+        self.checkpoint();
+    }
+
     /// Keeps the present state to come back to, as far as checkpoints are kept.
-    fn checkpoint(&mut self) {
+    pub(crate) fn checkpoint(&mut self) {
         self.checkpoints.take(&self.state, &self.logits);
     }
 

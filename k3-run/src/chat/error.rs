@@ -31,37 +31,37 @@ pub struct ChatError {
 }
 
 impl ChatError {
-    pub(super) fn new(kind: ChatErrorKind, place: impl Into<String>, problem: String) -> Self {
+    pub(crate) fn new(kind: ChatErrorKind, place: impl Into<String>, problem: String) -> Self {
         Self { kind, place: place.into(), problem, hint: None }
     }
 
     /// A value of the wrong type.
-    pub(super) fn expected(place: impl Into<String>, expected: &str, found: &Json) -> Self {
+    pub(crate) fn expected(place: impl Into<String>, expected: &str, found: &Json) -> Self {
         let problem = format!("expected {expected}, found {}", found.kind());
         Self::new(ChatErrorKind::Invalid, place, problem)
     }
 
     /// A string outside the set of accepted ones.
-    pub(super) fn unknown(place: impl Into<String>, expected: &str, found: &str) -> Self {
+    pub(crate) fn unknown(place: impl Into<String>, expected: &str, found: &str) -> Self {
         let found: String = found.chars().take(40).collect();
         let problem = format!("expected {expected}, found {found:?}");
         Self::new(ChatErrorKind::Invalid, place, problem)
     }
 
-    pub(super) fn missing(place: impl Into<String>, expected: &str) -> Self {
+    pub(crate) fn missing(place: impl Into<String>, expected: &str) -> Self {
         Self::new(ChatErrorKind::Missing, place, format!("missing, expected {expected}"))
     }
 
-    pub(super) fn unsupported(place: impl Into<String>, problem: impl Into<String>) -> Self {
+    pub(crate) fn unsupported(place: impl Into<String>, problem: impl Into<String>) -> Self {
         Self::new(ChatErrorKind::Unsupported, place, problem.into())
     }
 
-    pub(super) fn too_large(place: impl Into<String>, bound: usize, unit: &str) -> Self {
+    pub(crate) fn too_large(place: impl Into<String>, bound: usize, unit: &str) -> Self {
         Self::new(ChatErrorKind::TooLarge, place, format!("more than {bound} {unit}"))
     }
 
     #[must_use]
-    pub(super) fn hint(mut self, hint: &'static str) -> Self {
+    pub(crate) fn hint(mut self, hint: &'static str) -> Self {
         self.hint = Some(hint);
         self
     }

@@ -1,6 +1,6 @@
 //! A chat request in OpenAI's shape, checked once and typed from there on.
 
-mod fields;
+pub(crate) mod fields;
 mod message;
 mod thinking;
 

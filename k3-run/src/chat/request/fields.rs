@@ -5,34 +5,34 @@ use crate::chat::json::Json;
 
 /// An object of the request and where it stands in it.
 #[derive(Debug, Clone)]
-pub(super) struct Fields<'a> {
+pub(crate) struct Fields<'a> {
     value: &'a Json,
     place: String,
 }
 
 impl<'a> Fields<'a> {
-    pub(super) fn of(value: &'a Json, place: &str) -> Result<Self, ChatError> {
+    pub(crate) fn of(value: &'a Json, place: &str) -> Result<Self, ChatError> {
         match value {
             Json::Object(_) => Ok(Self { value, place: place.to_owned() }),
             other => Err(ChatError::expected(place, "an object", other)),
         }
     }
 
-    pub(super) fn value(&self) -> &'a Json {
+    pub(crate) fn value(&self) -> &'a Json {
         self.value
     }
 
     /// Where `key` stands in the request.
-    pub(super) fn path(&self, key: &str) -> String {
+    pub(crate) fn path(&self, key: &str) -> String {
         if self.place.is_empty() { key.to_owned() } else { format!("{}.{key}", self.place) }
     }
 
     /// The value of `key`; `null` counts as absent.
-    pub(super) fn get(&self, key: &str) -> Option<&'a Json> {
+    pub(crate) fn get(&self, key: &str) -> Option<&'a Json> {
         self.value.get(key).filter(|value| **value != Json::Null)
     }
 
-    pub(super) fn string(&self, key: &str) -> Result<Option<&'a str>, ChatError> {
+    pub(crate) fn string(&self, key: &str) -> Result<Option<&'a str>, ChatError> {
         match self.get(key) {
             None => Ok(None),
             Some(Json::String(text)) => Ok(Some(text)),
@@ -41,7 +41,7 @@ impl<'a> Fields<'a> {
     }
 
     /// A string of at most `bound` bytes; an empty one counts as absent.
-    pub(super) fn name(&self, key: &str, bound: usize) -> Result<Option<&'a str>, ChatError> {
+    pub(crate) fn name(&self, key: &str, bound: usize) -> Result<Option<&'a str>, ChatError> {
         let text = self.string(key)?.filter(|text| !text.is_empty());
         match text {
             Some(text) if text.len() > bound => {
@@ -51,11 +51,11 @@ impl<'a> Fields<'a> {
         }
     }
 
-    pub(super) fn required_string(&self, key: &str, bound: usize) -> Result<&'a str, ChatError> {
+    pub(crate) fn required_string(&self, key: &str, bound: usize) -> Result<&'a str, ChatError> {
         self.name(key, bound)?.ok_or_else(|| ChatError::missing(self.path(key), "a string"))
     }
 
-    pub(super) fn boolean(&self, key: &str) -> Result<Option<bool>, ChatError> {
+    pub(crate) fn boolean(&self, key: &str) -> Result<Option<bool>, ChatError> {
         match self.get(key) {
             None => Ok(None),
             Some(Json::Bool(value)) => Ok(Some(*value)),
@@ -63,12 +63,32 @@ impl<'a> Fields<'a> {
         }
     }
 
-    pub(super) fn object(&self, key: &str) -> Result<Option<Self>, ChatError> {
+    /// A finite number.
+    pub(crate) fn number(&self, key: &str) -> Result<Option<f64>, ChatError> {
+        let Some(value) = self.get(key) else { return Ok(None) };
+        let number = match value {
+            Json::Number(text) => text.parse().ok().filter(|n: &f64| n.is_finite()),
+            _ => None,
+        };
+        number.map(Some).ok_or_else(|| ChatError::expected(self.path(key), "a number", value))
+    }
+
+    /// A whole number of 64 bits.
+    pub(crate) fn integer(&self, key: &str) -> Result<Option<i64>, ChatError> {
+        let Some(value) = self.get(key) else { return Ok(None) };
+        let number = match value {
+            Json::Number(text) => text.parse().ok(),
+            _ => None,
+        };
+        number.map(Some).ok_or_else(|| ChatError::expected(self.path(key), "a whole number", value))
+    }
+
+    pub(crate) fn object(&self, key: &str) -> Result<Option<Self>, ChatError> {
         self.get(key).map(|value| Self::of(value, &self.path(key))).transpose()
     }
 
     /// A list of at most `bound` items.
-    pub(super) fn list(&self, key: &str, bound: usize) -> Result<Option<&'a [Json]>, ChatError> {
+    pub(crate) fn list(&self, key: &str, bound: usize) -> Result<Option<&'a [Json]>, ChatError> {
         match self.get(key) {
             None => Ok(None),
             Some(Json::Array(items)) if items.len() > bound => {
