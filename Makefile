@@ -6,6 +6,7 @@ RUN    = target/release/k3-run
 PROMPT = Elizabeth was surprised to find that
 
 .PHONY: build demo test check bench dist faults bench-memory
+.PHONY: build demo test check bench dist faults test-clients test-page soak
 
 build:
 	$(CARGO) build --locked --release -p k3-prep -p k3-run
@@ -30,6 +31,23 @@ check:
 
 bench: build
 	$(RUN) bench $(DEMO)/container
+
+# The server with other people's clients: the official `openai` package, nginx, Chromium.
+# What is not installed is skipped, and that is said. `make demo` first.
+CLIENTS = cd tests/clients && PYTHONDONTWRITEBYTECODE=1 $(abspath target/clients/bin/python)
+
+target/clients/bin/python:
+	python3 -m venv target/clients
+	-target/clients/bin/pip install --quiet openai
+
+test-clients: build target/clients/bin/python
+	$(CLIENTS) openai_client.py
+
+test-page: build target/clients/bin/python
+	$(CLIENTS) page.py
+
+soak: build target/clients/bin/python
+	$(CLIENTS) soak.py
 
 # Stripped binaries with their licence in target/dist.
 dist: build
