@@ -5,8 +5,7 @@ PREP   = target/release/k3-prep
 RUN    = target/release/k3-run
 PROMPT = Elizabeth was surprised to find that
 
-.PHONY: build demo test check bench dist faults bench-memory
-.PHONY: build demo test check bench dist faults test-clients test-page soak
+.PHONY: build demo test check bench bench-memory dist faults test-clients test-page soak
 
 build:
 	$(CARGO) build --locked --release -p k3-prep -p k3-run
@@ -29,8 +28,9 @@ check:
 	$(CARGO) test --locked --workspace
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --locked --workspace --no-deps
 
-bench: build
-	$(RUN) bench $(DEMO)/container
+# Every kernel at the model's shapes, as a part of memory speed and of the peak.
+bench:
+	$(CARGO) bench --locked -p k3-run
 
 # The server with other people's clients: the official `openai` package, nginx, Chromium.
 # What is not installed is skipped, and that is said. `make demo` first.
