@@ -93,13 +93,13 @@ pub enum FfnPart<'a> {
 pub struct Layer<'a> {
     /// What the attention reads: a mix of the blocks and the running sum.
     pub attention_mix: Mix<'a>,
-    /// Norm before the attention, [hidden].
+    /// Norm before the attention, `[hidden]`.
     pub input_norm: &'a [bf16],
     /// The attention.
     pub attention: AttentionPart<'a>,
     /// What the FFN reads.
     pub ffn_mix: Mix<'a>,
-    /// Norm before the FFN, [hidden].
+    /// Norm before the FFN, `[hidden]`.
     pub ffn_norm: &'a [bf16],
     /// The FFN.
     pub ffn: FfnPart<'a>,
@@ -115,7 +115,7 @@ pub struct Model<'a> {
     pub layers: Vec<Layer<'a>>,
     /// Mix of all blocks before the final norm.
     pub output_mix: Mix<'a>,
-    /// Final norm, [hidden].
+    /// Final norm, `[hidden]`.
     pub final_norm: &'a [bf16],
     /// Output matrix [vocab, hidden].
     pub head: Weight<'a>,

@@ -1,9 +1,9 @@
 //! An HTTP server in OpenAI's shape for a model that may need seconds for a token.
 //!
 //! Two threads besides those that compute: one runs the engine and its slots
-//! ([`slots`]), one runs HTTP. Requests go from one to the other through a bounded queue
-//! ([`queue`]), replies come back through mailboxes that a client can leave at any time
-//! ([`mailbox`]). A prompt is a pure function of its request: what the server remembers
+//! (`slots`), one runs HTTP. Requests go from one to the other through a bounded queue
+//! (`queue`), replies come back through mailboxes that a client can leave at any time
+//! (`mailbox`). A prompt is a pure function of its request: what the server remembers
 //! makes replies faster, never different.
 
 use std::net::{IpAddr, SocketAddr, TcpListener};

@@ -105,7 +105,7 @@ impl Session {
         &self.tokens
     }
 
-    /// Logits [vocab] after the last token of the last prompt, as long as nothing followed.
+    /// Logits `[vocab]` after the last token of the last prompt, as long as nothing followed.
     pub fn logits(&self) -> &[f32] {
         &self.logits
     }
@@ -281,7 +281,7 @@ impl Session {
         self.checkpoints.take(&self.state, &self.logits);
     }
 
-    /// Takes `ids` in, in chunks the engine can hold, and returns the logits [vocab] after
+    /// Takes `ids` in, in chunks the engine can hold, and returns the logits `[vocab]` after
     /// the last one. `progress` hears how many are done.
     ///
     /// # Errors

@@ -112,7 +112,7 @@ fn continuation(tokens: &[u32], next: u32) -> &[u32] {
 }
 
 /// Takes `next` in, with guesses of what follows, and lets `choose` pick the token after
-/// it, and after each guess that was right, from the logits [vocab]. Returns the last
+/// it, and after each guess that was right, from the logits `[vocab]`. Returns the last
 /// choice, which is not taken in yet; `None` if `choose` had enough. The session then
 /// holds `next` and the right guesses that `choose` has seen.
 ///

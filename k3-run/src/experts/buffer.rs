@@ -55,8 +55,8 @@ impl ExpertShape {
 
 /// One slot: an expert's bytes, starting up to a block into page-aligned memory.
 ///
-/// It is either being filled, through [`Piece`]s, or read. Filling begins with
-/// [`ExpertBuffer::cut`], which needs the only handle; reading is refused while a piece
+/// It is either being filled, through `Piece`s, or read. Filling begins with
+/// `ExpertBuffer::cut`, which needs the only handle; reading is refused while a piece
 /// is alive.
 #[derive(Debug)]
 pub struct ExpertBuffer {

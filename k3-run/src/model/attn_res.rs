@@ -3,12 +3,12 @@
 
 use half::bf16;
 
-/// Weights of one mix: a norm and a projection to one score, both [hidden].
+/// Weights of one mix: a norm and a projection to one score, both `[hidden]`.
 #[derive(Clone, Copy)]
 pub struct Mix<'a> {
-    /// Norm weight, [hidden].
+    /// Norm weight, `[hidden]`.
     pub norm: &'a [bf16],
-    /// Projection to a score, [hidden].
+    /// Projection to a score, `[hidden]`.
     pub projection: &'a [bf16],
 }
 
@@ -16,7 +16,7 @@ pub struct Mix<'a> {
 pub const MAX_ENTRIES: usize = 64;
 
 impl Mix<'_> {
-    /// Mixes `entries`, each [hidden], into `out: [hidden]`:
+    /// Mixes `entries`, each `[hidden]`, into `out: [hidden]`:
     /// `score_i = (v_i . (norm * projection)) / sqrt(mean(v_i^2) + eps)`, softmax over the
     /// entries, then the weighted sum of the entries as they are.
     ///
