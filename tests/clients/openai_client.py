@@ -67,6 +67,7 @@ def features(client, served):
                  {"seed": 4, "reasoning_effort": "low", "stop": ["the"]}):
         a, b = whole(chat(client, **more)), streamed(client, **more)
         assert a[:3] == b[:3] and a[3].completion_tokens == b[3].completion_tokens, (a, b)
+    chat(client, seed=1)
     thought = whole(chat(client, seed=1))[3]
     assert thought.completion_tokens_details.reasoning_tokens == thought.completion_tokens
     assert thought.prompt_tokens_details.cached_tokens > 0

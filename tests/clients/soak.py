@@ -53,10 +53,12 @@ def leave(served, i, after):
     client = socket.create_connection((served.host, served.port))
     client.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\n"
                    b"content-length: %d\r\n\r\n" % len(data) + data)
-    client.settimeout(after)
+    end = time.time() + after
     try:
-        while client.recv(4096):
-            pass
+        while (left := end - time.time()) > 0:
+            client.settimeout(left)
+            if not client.recv(4096):
+                break
     except TimeoutError:
         pass
     client.close()
