@@ -28,9 +28,13 @@ check:
 	$(CARGO) test --locked --workspace
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --locked --workspace --no-deps
 
-# Every kernel at the model's shapes, as a part of memory speed and of the peak.
-bench:
+# Every kernel at the release's shapes, then a whole model: CONTAINER, or the demo's.
+CONTAINER ?= $(DEMO)/container
+bench: build
 	$(CARGO) bench --locked -p k3-run
+	mkdir -p $(DEMO)
+	test -e $(CONTAINER) || $(PREP) convert tests/fixtures/demo/snapshot $(CONTAINER)
+	$(RUN) bench $(CONTAINER)
 
 # The server with other people's clients: the official `openai` package, nginx, Chromium.
 # What is not installed is skipped, and that is said. `make demo` first.

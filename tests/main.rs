@@ -2,6 +2,7 @@
 
 mod chat;
 mod convert;
+mod experts;
 mod faults;
 mod hostile;
 mod inspect;

@@ -35,6 +35,8 @@ pub enum Command {
     Tokenize(TokenizeArgs),
     /// Print the text of token ids.
     Detokenize(DetokenizeArgs),
+    /// Measure memory, drive and cores, and how near to them the model runs.
+    Bench(BenchArgs),
     /// Say what is in a container, where its experts are, and how this machine would run it.
     Info(InfoArgs),
     /// Say where memory would go and what a token would cost, without taking or running it.
@@ -317,6 +319,41 @@ pub struct LogitsArgs {
     /// Where to write the hidden state after every layer, and last the input of lm_head:
     /// little-endian f32 [positions, layers + 1, hidden].
     #[arg(long, value_name = "FILE", env = "K3_TRACE")]
+    pub trace: Option<PathBuf>,
+}
+
+/// `k3-run bench`.
+#[derive(Debug, Args)]
+pub struct BenchArgs {
+    #[command(flatten)]
+    pub engine: EngineArgs,
+
+    /// Rounds of measurements, all of them interleaved.
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = positive)]
+    pub rounds: usize,
+
+    /// Begin no further round that would end after this time.
+    #[arg(long, value_name = "SECONDS", default_value_t = 120)]
+    pub seconds: u64,
+
+    /// Tokens decoded in each round, with the expert cache as given and with none.
+    #[arg(short = 'n', long, value_name = "N", default_value_t = 8, value_parser = positive)]
+    pub tokens: usize,
+
+    /// Lengths of prompts, separated by commas.
+    #[arg(long, value_name = "N,...", value_delimiter = ',', default_value = "128", value_parser = positive)]
+    pub prompt: Vec<usize>,
+
+    /// A UTF-8 file that is taken in and continued, in place of a paragraph of ours.
+    #[arg(long, value_name = "FILE")]
+    pub text: Option<PathBuf>,
+
+    /// Print JSON.
+    #[arg(long)]
+    pub json: bool,
+
+    /// Where to write what happened when in the last round, for chrome://tracing or Perfetto.
+    #[arg(long, value_name = "FILE")]
     pub trace: Option<PathBuf>,
 }
 

@@ -1,5 +1,6 @@
 //! One verb each: resolve options, call the library, print.
 
+mod bench;
 mod generate;
 mod info;
 mod logits;
@@ -20,6 +21,7 @@ pub(crate) fn run(cli: &Cli) -> anyhow::Result<()> {
         Command::Logits(args) => logits::run(args),
         Command::Tokenize(args) => tokenize::tokenize(args),
         Command::Detokenize(args) => tokenize::detokenize(args),
+        Command::Bench(args) => bench::run(args),
         Command::Info(args) => info::run(args),
         Command::Plan(args) => plan::run(args),
     }

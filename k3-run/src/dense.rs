@@ -76,17 +76,12 @@ impl Weight<'_> {
     }
 
     /// The matrix, if it is in memory and stays there.
-    fn here(&self) -> Option<Matrix<'_>> {
+    pub fn here(&self) -> Option<Matrix<'_>> {
         match &self.home {
             Home::Mapped(matrix) => Some(*matrix),
             Home::Kept(kept) => kept.get(),
             Home::Streamed(..) => None,
         }
-    }
-
-    /// Whether it is in memory and stays there, so that it may be used out of turn.
-    pub fn is_here(&self) -> bool {
-        self.here().is_some()
     }
 
     /// Waits for the whole matrix. Only for the matrices that [`Placement`] leaves whole.
@@ -239,6 +234,11 @@ impl<'a> Dense<'a> {
             }
         };
         Ok(Self { container, matrices, source })
+    }
+
+    /// The matrices, in the order a forward pass uses them.
+    pub fn matrices(&self) -> &[DenseMatrix] {
+        &self.matrices
     }
 
     /// The matrix called `name`.

@@ -117,6 +117,11 @@ impl<'a> Engine<'a> {
         &self.experts
     }
 
+    /// Takes the experts from another store from now on, in exchange for the one before.
+    pub fn swap_experts(&mut self, store: &mut ExpertStore) {
+        std::mem::swap(&mut self.experts, store);
+    }
+
     /// How numbers are computed.
     pub fn numerics(&self) -> &Numerics {
         &self.numerics

@@ -20,13 +20,14 @@ mod cache;
 mod duel;
 mod fetch;
 mod look_ahead;
+mod raw;
 mod shards;
 mod source;
 mod stats;
 
 pub use buffer::{ExpertBuffer, ExpertShape};
 pub use fetch::{Fetch, FetchLists, Loaded};
-pub use look_ahead::LookAhead;
+pub use look_ahead::{LookAhead, Width};
 pub use shards::{DirectIo, OpenShard, ReadAt, ShardFiles};
 pub use stats::{ExpertStats, LookAheadStats, RANKS, Rank};
 

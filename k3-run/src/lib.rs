@@ -9,6 +9,7 @@ use std::process::ExitCode;
 
 use clap::Parser;
 
+pub mod bench;
 pub mod chat;
 pub mod cli;
 pub mod clock;

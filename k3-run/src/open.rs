@@ -122,6 +122,14 @@ pub fn engine_for<'a>(
     Engine::new(model, dense, numerics, pool, experts, args.chunk)
 }
 
+/// The experts of `container` with the smallest cache there is.
+///
+/// # Errors
+/// As [`engine`].
+pub fn uncached_experts(container: &Container, args: &EngineArgs) -> anyhow::Result<ExpertStore> {
+    ExpertStore::open(container, &expert_options(container, args, 0)?, &mut Vec::new())
+}
+
 /// Plans the memory of an engine for `container`; `act8` is what the user's silence means.
 ///
 /// # Errors

@@ -64,7 +64,7 @@ pub(super) struct Books {
     /// Slots that hold guesses.
     guesses: Vec<usize>,
     /// The guess about a layer, best first.
-    pub(super) ranked: (usize, Vec<usize>),
+    ranked: (usize, Vec<usize>),
 }
 
 impl Books {
@@ -105,6 +105,13 @@ impl Books {
         }
         self.layer = layer;
         self.duel.replay(keys);
+    }
+
+    /// Keeps the guess about a layer, best first, to see how good it was.
+    pub(super) fn remember_guess(&mut self, layer: usize, ranked: impl Iterator<Item = usize>) {
+        self.ranked.0 = layer;
+        self.ranked.1.clear();
+        self.ranked.1.extend(ranked.take(super::stats::RANKS));
     }
 
     /// Compares the guess about a layer, if there was one, with what it asks for.
@@ -154,7 +161,7 @@ impl Books {
             }
         }
         let buffer = taken.buffer.as_mut().expect("reserved above");
-        source.jobs((slot, key), entry, buffer, |job| {
+        source.jobs((slot, key), entry, source.read_bytes, buffer, |job| {
             taken.left += 1;
             if guess { &mut *early } else { &mut *demand }.push_back(job);
         });

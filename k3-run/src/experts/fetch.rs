@@ -7,9 +7,10 @@ use anyhow::anyhow;
 use k3_formats::container::Container;
 use k3_formats::tensor_name::ExpertPart;
 
+use super::ExpertStore;
 use super::books::{Books, Holder};
 use super::buffer::ExpertBuffer;
-use super::{ExpertStore, RANKS};
+use super::look_ahead::Width;
 
 /// Memory of a [`Fetch`], reused from layer to layer.
 #[derive(Debug, Default)]
@@ -80,42 +81,46 @@ impl ExpertStore {
         fetch
     }
 
-    /// How many experts of `layer`, the next one of a step of one token, are worth reading
-    /// before it asks; 0 if guessing is not worth its time.
-    pub fn look_ahead_width(&self, layer: usize) -> usize {
+    /// How many experts of `layer`, the next one of a step of few rows, are worth reading
+    /// before it asks; none if guessing is not worth its time.
+    pub fn look_ahead(&self, layer: usize) -> Width {
         let shared = &*self.shared;
         let mut books = shared.lock();
         let Books { pace, stats, cache, .. } = &mut *books;
-        let width = pace.width(&stats.look_ahead).min(RANKS);
+        let width = pace.width(&stats.look_ahead);
         let mut keys = (0..self.per_layer).map(|expert| shared.key(layer, expert));
-        if width == 0 || keys.all(|key| cache.slot_of(key).is_some()) { 0 } else { width }
+        let all_there = width.is_none() || keys.all(|key| cache.slot_of(key).is_some());
+        if all_there { Width::default() } else { width }
     }
 
-    /// Begins to read the first `width` of the `ranked` experts of a layer that will
-    /// probably ask for them, best first, where they are missing and there is room.
+    /// Begins to read those of the `ranked` experts of a layer that are missing, best
+    /// first, within `width` and while there is room. `ranked` goes through the ranks of
+    /// `rows` rows, all rows of a rank together.
     pub fn read_early(
         &self,
         container: &Container,
         layer: usize,
-        ranked: impl Iterator<Item = usize>,
-        width: usize,
+        ranked: impl Iterator<Item = usize> + Clone,
+        rows: usize,
+        width: Width,
     ) {
         let shared = &*self.shared;
         let mut books = shared.lock();
         books.settle_guesses(|_| false);
-        books.ranked.0 = layer;
-        books.ranked.1.clear();
-        books.ranked.1.extend(ranked.take(RANKS));
-        for rank in 0..width.min(books.ranked.1.len()) {
-            let expert = books.ranked.1[rank];
+        if rows == 1 {
+            books.remember_guess(layer, ranked.clone());
+        }
+        let mut left = width.experts;
+        for expert in ranked.take(width.ranks * rows) {
             let key = shared.key(layer, expert);
-            if books.cache.slot_of(key).is_some() {
+            if left == 0 || books.cache.slot_of(key).is_some() {
                 continue;
             }
             let Some(slot) = books.cache.take(key) else { break };
             let entry = container.experts.entry(layer, expert);
             books.begin_reads(&shared.source, slot, key, entry, Holder::Guess);
             books.stats.look_ahead.begun += 1;
+            left -= 1;
         }
         drop(books);
         shared.jobs.notify_all();

@@ -18,6 +18,22 @@ pub enum LookAhead {
     Width(usize),
 }
 
+/// How far to look ahead for one layer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Width {
+    /// Reads to begin.
+    pub(super) experts: usize,
+    /// Ranks of the guess among which they may be.
+    pub(super) ranks: usize,
+}
+
+impl Width {
+    /// Whether there is nothing to guess.
+    pub fn is_none(self) -> bool {
+        self.experts == 0 || self.ranks == 0
+    }
+}
+
 /// Guesses of a rank before its hit rate counts.
 const ENOUGH: u64 = 32;
 
@@ -37,7 +53,7 @@ pub(super) struct Pace {
     /// When the layer asked for its reads, and for how many experts.
     asked: Option<(Instant, usize)>,
     idle_since: Option<Instant>,
-    /// A guess was asked for since the last layer, so this is a step of one token.
+    /// A guess was asked for since the last layer, so this is a step of few rows.
     decoding: bool,
 }
 
@@ -86,12 +102,11 @@ impl Pace {
         self.idle_since = Some(now);
     }
 
-    /// Experts to read early for the next layer of a step of one token; 0 if it is not
-    /// worth guessing.
-    pub(super) fn width(&mut self, stats: &LookAheadStats) -> usize {
+    /// How far to look ahead from a layer of a step of few rows.
+    pub(super) fn width(&mut self, stats: &LookAheadStats) -> Width {
         self.decoding = true;
-        let width = match self.wanted {
-            LookAhead::Width(width) => return width,
+        let experts = match self.wanted {
+            LookAhead::Width(width) => return Width { experts: width, ranks: width },
             LookAhead::Auto => match (self.idle, self.read) {
                 _ if self.misses.is_none_or(|misses| misses < FEW_MISSES) => 0,
                 (Some(idle), Some(read)) if read > 0.0 => (idle / read).ceil() as usize,
@@ -103,7 +118,7 @@ impl Pace {
             let rank = stats.ranks[*r];
             rank.guessed >= ENOUGH && rank.right * 4 < rank.guessed
         };
-        (0..RANKS).find(bad).map_or(width, |first| width.min(first))
+        Width { experts, ranks: (0..RANKS).find(bad).unwrap_or(RANKS) }
     }
 }
 
@@ -121,22 +136,23 @@ mod tests {
     #[test]
     fn as_many_as_fit_the_idle_time() {
         let stats = LookAheadStats::default();
-        assert_eq!(pace(0.020, 0.013, 16.0).width(&stats), 2);
-        assert_eq!(pace(0.020, 0.002, 16.0).width(&stats), 10);
-        assert_eq!(pace(0.020, 0.002, 0.1).width(&stats), 0, "nearly all cached");
-        assert_eq!(Pace::new(LookAhead::Auto).width(&stats), 0, "nothing measured");
-        assert_eq!(Pace::new(LookAhead::Width(3)).width(&stats), 3);
+        assert_eq!(pace(0.020, 0.013, 16.0).width(&stats).experts, 2);
+        assert_eq!(pace(0.020, 0.002, 16.0).width(&stats).experts, 10);
+        assert!(pace(0.020, 0.002, 0.1).width(&stats).is_none(), "nearly all cached");
+        assert!(Pace::new(LookAhead::Auto).width(&stats).is_none(), "nothing measured");
+        let fixed = Pace::new(LookAhead::Width(3)).width(&stats);
+        assert_eq!(fixed, Width { experts: 3, ranks: 3 });
     }
 
     #[test]
     fn ranks_that_are_mostly_wrong_are_left_out() {
         let rank = |r: usize| Rank { guessed: 100, right: 95 - 10 * r.min(9) as u64 };
         let stats = LookAheadStats { ranks: std::array::from_fn(rank), ..Default::default() };
-        assert_eq!(pace(1.0, 0.001, 16.0).width(&stats), 8, "25 % at rank 7, 15 % at rank 8");
+        assert_eq!(pace(1.0, 0.001, 16.0).width(&stats).ranks, 8, "25 % at rank 7, 15 % at rank 8");
     }
 
     #[test]
-    fn only_steps_of_one_token_are_measured() {
+    fn only_steps_of_few_rows_are_measured() {
         let mut pace = Pace::new(LookAhead::Auto);
         pace.layer_asks(3, 3);
         pace.reads_end();

@@ -20,7 +20,9 @@ pub(super) struct Job {
     shard: usize,
     offset: u64,
     /// Bytes of the piece that must be there; the rest only makes a block whole.
-    pub(super) needed: usize,
+    needed: usize,
+    /// Bytes of the expert among them.
+    bytes: usize,
     direct: bool,
     piece: Piece,
 }
@@ -36,11 +38,12 @@ pub(super) struct Source {
 
 impl Source {
     /// The reads that fill `buffer` with the expert at `entry`, in file order: pieces of
-    /// one run, or its six parts where they lie apart.
+    /// about `read_bytes` of one run, or its six parts where they lie apart.
     pub(super) fn jobs(
         &self,
         (slot, key): (usize, Key),
         entry: &ExpertEntry,
+        read_bytes: usize,
         buffer: &mut Arc<ExpertBuffer>,
         mut take: impl FnMut(Job),
     ) {
@@ -50,25 +53,27 @@ impl Source {
             let mut parts = ExpertPart::ALL.into_iter();
             return ExpertBuffer::cut(buffer, 0, ends.into_iter(), |piece| {
                 let (shard, offset) = entry.part(parts.next().expect("one piece for each part"));
-                let needed = piece.range().len();
-                take(Job { slot, key, shard, offset, needed, direct: false, piece });
+                let bytes = piece.range().len();
+                let needed = bytes;
+                take(Job { slot, key, shard, offset, needed, bytes, direct: false, piece });
             });
         };
         let direct = self.shards.is_direct(shard);
         let start = if direct { (offset % DIRECT_ALIGN as u64) as usize } else { 0 };
         let end = start + bytes;
         let window = if direct { end.next_multiple_of(DIRECT_ALIGN) } else { end };
-        let step = window.div_ceil(window.div_ceil(self.read_bytes)).next_multiple_of(DIRECT_ALIGN);
+        let step = window.div_ceil(window.div_ceil(read_bytes)).next_multiple_of(DIRECT_ALIGN);
         let ends = (step..window + step).step_by(step).map(|end| end.min(window));
         ExpertBuffer::cut(buffer, start, ends, |piece| {
             let range = piece.range();
             let offset = offset - start as u64 + range.start as u64;
             let needed = range.end.min(end) - range.start;
-            take(Job { slot, key, shard, offset, needed, direct, piece });
+            let bytes = range.end.min(end) - range.start.max(start);
+            take(Job { slot, key, shard, offset, needed, bytes, direct, piece });
         });
     }
 
-    fn read(&self, job: &mut Job) -> io::Result<()> {
+    pub(super) fn read(&self, job: &mut Job) -> io::Result<()> {
         let buf = job.piece.bytes_mut();
         self.shards.read(job.shard, job.direct, buf, job.offset, job.needed)
     }
@@ -85,17 +90,17 @@ pub(super) fn read_jobs(shared: &Shared, reader: usize) {
         let span = books.trace.clone().map(|trace| (trace, std::time::Instant::now()));
         drop(books);
         let result = shared.source.read(&mut job);
-        let Job { slot, key, needed, piece, .. } = job;
+        let Job { slot, key, bytes, piece, .. } = job;
         drop(piece); // before anyone can see that the slot is complete
         if let Some((trace, start)) = span {
             let (layer, expert) = shared.place(key);
             let name = if early { "read early" } else { "read" };
             let lane = Lane::Disk(reader);
             let expert = Some(expert);
-            trace.add(Span { name, lane, start, layer, expert, bytes: needed as u64 });
+            trace.add(Span { name, lane, start, layer, expert, bytes: bytes as u64 });
         }
         books = shared.lock();
-        if books.end_read(slot, needed, early, result) {
+        if books.end_read(slot, bytes, early, result) {
             shared.landed.notify_all();
         }
     }

@@ -26,6 +26,10 @@ use routing::{Choices, Rule, route};
 /// by this, or by the rows of the step.
 const BATCH_ROWS: usize = 512;
 
+/// Most rows of a step that guesses: more of them, as in a chunk of a prompt, leave the
+/// disk no idle time.
+const GUESS_ROWS: usize = 8;
+
 /// Weights of a MoE layer but for its routed experts.
 pub struct Moe<'a> {
     /// Router [experts, hidden].
@@ -282,23 +286,27 @@ fn guess(
     scores: &mut [f32],
     scratch: &mut Activations,
 ) -> anyhow::Result<()> {
-    // With more rows the disk is never idle, and a router that is itself read from disk
-    // must wait for its turn.
-    let Some(next) = step.next.filter(|next| rows == 1 && next.router.is_here()) else {
+    let few = rows <= GUESS_ROWS;
+    // A router that is itself read from disk must wait for its turn.
+    let Some(next) = step.next.filter(|next| few && next.router.here().is_some()) else {
         return Ok(());
     };
     let (n, layer, d) = (step.numerics, step.layer + 1, &next.dims);
-    let width = step.experts.look_ahead_width(layer);
-    if width == 0 {
+    let width = step.experts.look_ahead(layer);
+    if width.is_none() {
         return Ok(());
     }
-    let scores = &mut scores[..d.experts];
-    dense::multiply(n, x, 1, [(&next.router, &mut *scores)], scratch)?;
-    let mut picks = [(0, 0.0); RANKS];
-    let picks = &mut picks[..d.top_k.min(RANKS)];
-    route(next.rule(n), scores, picks);
-    let ranked = picks.iter().map(|pick| pick.0 as usize);
-    step.experts.read_early(step.container, layer, ranked, width);
+    let scores = &mut scores[..rows * d.experts];
+    dense::multiply(n, x, rows, [(&next.router, &mut *scores)], scratch)?;
+    let mut picks = [[(0, 0.0); RANKS]; GUESS_ROWS];
+    let (picks, ranks) = (&mut picks[..rows], d.top_k.min(RANKS));
+    for (scores, picks) in scores.chunks_exact_mut(d.experts).zip(&mut *picks) {
+        route(next.rule(n), scores, &mut picks[..ranks]);
+    }
+    // The best of all rows, then the second best.
+    let picks = &*picks;
+    let ranked = (0..ranks).flat_map(|rank| picks.iter().map(move |row| row[rank].0 as usize));
+    step.experts.read_early(step.container, layer, ranked, rows, width);
     Ok(())
 }
 

@@ -1,0 +1,338 @@
+//! Expert streaming: what is cached, guessed and read in which order never changes a
+//! result, and what the drive does wrong is said.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use k3_formats::container::Container;
+use k3_formats::recipe::Recipe;
+use k3_run::engine::{Cancelled, Engine, Inputs, Run, Want};
+use k3_run::experts::{
+    DirectIo, ExpertOptions, ExpertStats, ExpertStore, LookAhead, OpenShard, ReadAt, ShardFiles,
+};
+use serde_json::{Map, Value, json};
+
+use crate::support::{TinyK3, convert, engine};
+
+fn container(seed: u64) -> (TinyK3, Container) {
+    let snapshot = TinyK3::new(seed);
+    let out = snapshot.path("container");
+    convert(&snapshot.snapshot(), &out, &Recipe::default());
+    let container = Container::open(&out).unwrap();
+    (snapshot, container)
+}
+
+/// One-expert cache, one reader, short direct reads where there are any, no guesses.
+fn plain(container: &Container) -> ExpertOptions {
+    ExpertOptions {
+        dirs: vec![PathBuf::from(&container.manifest.snapshot)],
+        cache_bytes: 0,
+        direct_io: DirectIo::Auto,
+        readers: 1,
+        read_bytes: 4096,
+        look_ahead: LookAhead::Width(0),
+        files: Arc::new(ShardFiles),
+    }
+}
+
+fn with_store<'a>(container: &'a Container, options: &ExpertOptions) -> Engine<'a> {
+    let mut engine = engine(container, &[]);
+    let mut store = ExpertStore::open(container, options, &mut Vec::new()).unwrap();
+    engine.swap_experts(&mut store);
+    engine
+}
+
+/// A prompt in chunks of five, then token by token.
+fn logits(engine: &mut Engine<'_>) -> anyhow::Result<Vec<u32>> {
+    let ids: Vec<u32> = (0..30).map(|i| (i * 37 + 5) % 700).collect();
+    let mut state = engine.new_state(ids.len());
+    let mut logits = Vec::new();
+    let (chunks, single) = ids.split_at(10);
+    for part in chunks.chunks(5).chain(single.chunks(1)) {
+        let mut run = [Run { state: &mut state, rows: part.len(), want: Want::All }];
+        let step = engine.step(Inputs::Ids(part), &mut run, &AtomicBool::new(false), None)?;
+        logits.extend(step.iter().map(|x| x.to_bits()));
+    }
+    Ok(logits)
+}
+
+fn check_books(stats: &ExpertStats, expert_bytes: usize) {
+    let wanted = stats.misses * expert_bytes as u64;
+    let wasted = stats.look_ahead.wasted_bytes;
+    assert_eq!(stats.bytes_read, wanted + wasted, "{stats:?}");
+    assert!(stats.look_ahead.used <= stats.look_ahead.begun, "{stats:?}");
+}
+
+#[test]
+fn readers_guesses_and_caches_never_change_a_bit() {
+    let (_snapshot, container) = container(31);
+    let plain = plain(&container);
+    let mut first = with_store(&container, &plain);
+    let want = logits(&mut first).unwrap();
+    let without = first.experts().stats();
+    check_books(&without, first.experts().expert_bytes());
+    let slot_bytes = first.experts().size().bytes / first.experts().size().slots as u64;
+    for readers in [1, 2, 4] {
+        for look_ahead in [LookAhead::Width(0), LookAhead::Auto, LookAhead::Width(16)] {
+            for (slots, direct_io) in
+                [(0, DirectIo::Off), (30, DirectIo::Auto), (72, DirectIo::Off)]
+            {
+                let cache_bytes = slots * slot_bytes;
+                let read_bytes = if readers == 4 { 4 << 20 } else { 4096 };
+                let options = ExpertOptions {
+                    readers,
+                    look_ahead,
+                    cache_bytes,
+                    direct_io,
+                    read_bytes,
+                    ..plain.clone()
+                };
+                let mut engine = with_store(&container, &options);
+                assert!(logits(&mut engine).unwrap() == want, "{options:?}");
+                let stats = engine.experts().stats();
+                check_books(&stats, engine.experts().expert_bytes());
+                assert_eq!(stats.hits + stats.misses, without.hits + without.misses);
+                if slots == 72 {
+                    assert_eq!(stats.evictions, 0, "{options:?}");
+                }
+                let ranks = stats.look_ahead.ranks;
+                match look_ahead {
+                    LookAhead::Width(0) => assert_eq!(stats.look_ahead.begun, 0),
+                    LookAhead::Width(_) => {
+                        assert!(stats.look_ahead.begun > 0, "{options:?}");
+                        assert!(ranks[2].guessed > 0 && ranks[3].guessed == 0, "three a token");
+                    }
+                    LookAhead::Auto => {}
+                }
+            }
+        }
+    }
+}
+
+/// Moves every expert's tensors apart in all shards: all scales first, then the rest.
+fn scatter(snapshot: &Path) {
+    for entry in fs_err::read_dir(snapshot).unwrap() {
+        let path = entry.unwrap().path();
+        if path.extension().is_none_or(|e| e != "safetensors") {
+            continue;
+        }
+        let bytes = fs_err::read(&path).unwrap();
+        let start = 8 + u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+        let header: BTreeMap<String, Value> = serde_json::from_slice(&bytes[8..start]).unwrap();
+        let mut tensors: Vec<_> = header.into_iter().collect();
+        tensors.sort_by_key(|(name, _)| (!name.ends_with("scale"), name.clone()));
+        let (mut header, mut data) = (Map::new(), Vec::new());
+        for (name, tensor) in tensors {
+            let at = |i: usize| start + tensor["data_offsets"][i].as_u64().unwrap() as usize;
+            let first = data.len();
+            data.extend_from_slice(&bytes[at(0)..at(1)]);
+            let offsets = json!([first, data.len()]);
+            let (dtype, shape) = (&tensor["dtype"], &tensor["shape"]);
+            header.insert(name, json!({"dtype": dtype, "shape": shape, "data_offsets": offsets}));
+        }
+        let header = serde_json::to_vec(&header).unwrap();
+        let mut out = (header.len() as u64).to_le_bytes().to_vec();
+        out.extend(header);
+        out.extend(data);
+        fs_err::write(&path, out).unwrap();
+    }
+}
+
+#[test]
+fn experts_whose_tensors_lie_apart_give_the_same() {
+    let (snapshot, whole) = container(32);
+    let want = logits(&mut with_store(&whole, &plain(&whole))).unwrap();
+    scatter(&snapshot.snapshot());
+    let out = snapshot.path("scattered");
+    convert(&snapshot.snapshot(), &out, &Recipe::default());
+    let container = Container::open(&out).unwrap();
+    assert!(container.experts.entry(1, 0).run().is_none(), "they do lie apart");
+    let options =
+        ExpertOptions { readers: 3, look_ahead: LookAhead::Width(2), ..plain(&container) };
+    let mut engine = with_store(&container, &options);
+    assert!(logits(&mut engine).unwrap() == want);
+    check_books(&engine.experts().stats(), engine.experts().expert_bytes());
+}
+
+/// A drive that logs its reads, may be slow, and fails when told to.
+#[derive(Debug)]
+struct Drive {
+    log: Mutex<Vec<(PathBuf, u64)>>,
+    /// Reads that still succeed.
+    good: AtomicI64,
+    delay: Duration,
+    /// Set when a layer has begun to read.
+    cancel: Arc<AtomicBool>,
+}
+
+impl Drive {
+    fn new() -> Self {
+        Self {
+            log: Mutex::default(),
+            good: AtomicI64::new(i64::MAX),
+            delay: Duration::ZERO,
+            cancel: Arc::default(),
+        }
+    }
+}
+
+struct File {
+    drive: Arc<Drive>,
+    path: PathBuf,
+    inner: Box<dyn ReadAt>,
+}
+
+#[derive(Debug)]
+struct Opener(Arc<Drive>);
+
+impl OpenShard for Opener {
+    fn open(&self, path: &Path, direct: bool) -> io::Result<Box<dyn ReadAt>> {
+        let inner = ShardFiles.open(path, direct)?;
+        Ok(Box::new(File { drive: Arc::clone(&self.0), path: path.to_owned(), inner }))
+    }
+}
+
+impl ReadAt for File {
+    fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<usize> {
+        std::thread::sleep(self.drive.delay);
+        if self.drive.good.fetch_sub(1, Ordering::Relaxed) <= 0 {
+            return Err(io::Error::from_raw_os_error(5));
+        }
+        self.drive.cancel.store(true, Ordering::Relaxed);
+        self.drive.log.lock().unwrap().push((self.path.clone(), offset));
+        self.inner.read_at(buf, offset)
+    }
+}
+
+#[test]
+fn a_layer_reads_in_disk_order_and_each_expert_once() {
+    let (_snapshot, container) = container(33);
+    let drive = Arc::new(Drive::new());
+    let files = Arc::new(Opener(Arc::clone(&drive)));
+    let options = ExpertOptions { files, direct_io: DirectIo::Off, ..plain(&container) };
+    let mut engine = with_store(&container, &options);
+    let ids: Vec<u32> = (0..8).collect();
+    let mut state = engine.new_state(ids.len());
+    let mut run = [Run { state: &mut state, rows: ids.len(), want: Want::None }];
+    engine.step(Inputs::Ids(&ids), &mut run, &AtomicBool::new(false), None).unwrap();
+    let log = drive.log.lock().unwrap();
+    // One layer, one shard: both only ever go up.
+    assert!(log.is_sorted_by(|a, b| a < b), "{log:?}");
+    let experts = engine.experts().stats().misses;
+    let pieces = engine.experts().expert_bytes().div_ceil(4096) as u64;
+    assert_eq!(log.len() as u64, experts * pieces);
+}
+
+#[test]
+fn a_failing_drive_is_named_and_the_store_goes_on_afterwards() {
+    let (_snapshot, container) = container(34);
+    let want = logits(&mut with_store(&container, &plain(&container))).unwrap();
+    for (good, look_ahead) in
+        [(0, LookAhead::Width(0)), (100, LookAhead::Width(0)), (300, LookAhead::Width(3))]
+    {
+        let drive = Arc::new(Drive::new());
+        let files = Arc::new(Opener(Arc::clone(&drive)));
+        let options = ExpertOptions { files, look_ahead, readers: 2, ..plain(&container) };
+        let mut engine = with_store(&container, &options);
+        drive.good.store(good, Ordering::Relaxed);
+        let error = format!("{:#}", logits(&mut engine).unwrap_err());
+        for part in
+            ["cannot read layer ", " expert ", " at byte ", ".safetensors in /", "os error 5"]
+        {
+            assert!(error.contains(part), "{error}");
+        }
+        drive.good.store(i64::MAX, Ordering::Relaxed);
+        for _ in 0..2 {
+            assert!(logits(&mut engine).unwrap() == want, "after {good} reads");
+        }
+    }
+}
+
+#[test]
+fn a_shard_that_is_cut_or_gone_in_mid_run_is_named() {
+    let (snapshot, container) = container(35);
+    let want = logits(&mut with_store(&container, &plain(&container))).unwrap();
+    let shard = snapshot.snapshot().join("model-00004-of-000010.safetensors");
+    let bytes = fs_err::read(&shard).unwrap();
+    for direct_io in [DirectIo::Off, DirectIo::Auto] {
+        let options = ExpertOptions { direct_io, ..plain(&container) };
+        let mut engine = with_store(&container, &options);
+        assert!(logits(&mut engine).unwrap() == want);
+        fs_err::OpenOptions::new().write(true).open(&shard).unwrap().set_len(30_000).unwrap();
+        let error = format!("{:#}", logits(&mut engine).unwrap_err());
+        assert!(error.starts_with("cannot read layer 3 expert "), "{error}");
+        assert!(error.contains("of model-00004-of-000010.safetensors in /"), "{error}");
+        assert!(error.ends_with("unexpected end of file"), "{error}");
+        fs_err::write(&shard, &bytes).unwrap();
+        assert!(logits(&mut engine).unwrap() == want, "it is back");
+    }
+    // Shards are opened when they are first needed.
+    let mut engine = with_store(&container, &plain(&container));
+    fs_err::remove_file(&shard).unwrap();
+    let error = format!("{:#}", logits(&mut engine).unwrap_err());
+    assert!(error.starts_with("cannot read layer 3 expert "), "{error}");
+    assert!(error.contains("No such file"), "{error}");
+}
+
+#[test]
+fn a_step_given_up_within_a_layer_leaves_the_store_usable() {
+    let (_snapshot, container) = container(36);
+    let want = logits(&mut with_store(&container, &plain(&container))).unwrap();
+    let mut drive = Drive::new();
+    drive.delay = Duration::from_millis(1);
+    let cancel = Arc::clone(&drive.cancel);
+    let files = Arc::new(Opener(Arc::new(drive)));
+    let look_ahead = LookAhead::Width(3);
+    let options = ExpertOptions { files, readers: 3, look_ahead, ..plain(&container) };
+    let mut engine = with_store(&container, &options);
+    cancel.store(false, Ordering::Relaxed);
+    for rows in [1, 5] {
+        let mut state = engine.new_state(rows);
+        let mut run = [Run { state: &mut state, rows, want: Want::Last }];
+        let ids = vec![7; rows];
+        let error = engine.step(Inputs::Ids(&ids), &mut run, &cancel, None).unwrap_err();
+        assert!(error.is::<Cancelled>(), "{error:#}");
+        assert!(state.is_torn());
+        cancel.store(false, Ordering::Relaxed);
+    }
+    assert!(logits(&mut engine).unwrap() == want);
+}
+
+#[test]
+fn guesses_are_read_while_the_disk_would_be_idle() {
+    // Hidden states of one direction: the next layer's router says what it will say again.
+    let (_snapshot, container) = container(37);
+    let mut stats = Vec::new();
+    for look_ahead in [LookAhead::Width(0), LookAhead::Width(2), LookAhead::Auto] {
+        let mut drive = Drive::new();
+        drive.delay = Duration::from_micros(200);
+        let files = Arc::new(Opener(Arc::new(drive)));
+        let options = ExpertOptions { files, look_ahead, readers: 2, ..plain(&container) };
+        let mut engine = with_store(&container, &options);
+        logits(&mut engine).unwrap();
+        check_books(&engine.experts().stats(), engine.experts().expert_bytes());
+        stats.push(engine.experts().stats());
+    }
+    let useful = |s: &ExpertStats| s.bytes_read - s.look_ahead.wasted_bytes;
+    assert!(stats[1].look_ahead.used > 0, "{:?}", stats[1]);
+    assert!(useful(&stats[1]) <= useful(&stats[0]), "no more is read than what is wasted");
+    assert!(stats[2].look_ahead.begun > 0, "the disk is idle between layers: {:?}", stats[2]);
+}
+
+#[test]
+fn top_p_drops_experts_and_says_so() {
+    let (_snapshot, container) = container(38);
+    let run = |options: &[&str]| {
+        let mut engine = engine(&container, options);
+        (logits(&mut engine).unwrap(), engine.experts().stats())
+    };
+    let (all, every) = run(&[]);
+    let (same, _) = run(&["--top-p-experts", "1"]);
+    let (other, fewer) = run(&["--top-p-experts", "0.5"]);
+    assert!(all == same && all != other);
+    assert!(fewer.hits + fewer.misses < every.hits + every.misses);
+}
