@@ -5,7 +5,7 @@ PREP   = target/release/k3-prep
 RUN    = target/release/k3-run
 PROMPT = Elizabeth was surprised to find that
 
-.PHONY: build demo test check bench bench-memory dist faults test-clients test-page soak
+.PHONY: build demo test check bench bench-memory dist faults sanitize test-clients test-page soak
 
 build:
 	$(CARGO) build --locked --release -p k3-prep -p k3-run
@@ -64,6 +64,13 @@ dist: build
 KILLS ?= 200
 faults: build
 	K3_BIN=$(CURDIR)/target/release K3_KILLS=$(KILLS) $(CARGO) test --locked -p tests --test it -- faults hostile --include-ignored --show-output
+
+# The unsafe parts under the address and leak sanitizers: every unit test of both crates
+# that have unsafe code. Needs a nightly toolchain.
+HOST := $(shell rustc -vV 2>/dev/null | sed -n 's/^host: //p')
+sanitize:
+	RUSTFLAGS=-Zsanitizer=address $(CARGO) +nightly test --locked --target $(HOST) \
+		--target-dir target/sanitize -p k3-formats -p k3-run --lib
 
 # Peaks, budgets and streamed bytes on real widths: some 15 GB of files, 20 minutes.
 bench-memory: build
