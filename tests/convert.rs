@@ -84,8 +84,7 @@ fn every_matrix_equals_numpys_quantization() {
         let matrix = container.matrix(f[3]).unwrap();
         assert_eq!(matrix.format.name(), f[4], "{line}");
         assert_eq!(Digest::of(matrix.codes).to_string(), f[5], "{line}");
-        let scales: Vec<u8> = matrix.scales.iter().flat_map(|s| s.to_le_bytes()).collect();
-        assert_eq!(Digest::of(&scales).to_string(), f[6], "{line}");
+        assert_eq!(Digest::of(matrix.scales).to_string(), f[6], "{line}");
         matrices += 1;
     }
     assert_eq!(matrices, 3 * 71);

@@ -63,7 +63,7 @@ pub fn stored_tensors(spec: &TensorSpec, format: Option<MatrixFormat>) -> Vec<la
     let codes = vec![rows, format.code_bytes_per_row(cols)];
     vec![
         Placed { name, dtype: Dtype::U8, shape: codes, align: MATRIX_ALIGN },
-        Placed { name: sidecar, dtype: Dtype::F32, shape: scales, align: VECTOR_ALIGN },
+        Placed { name: sidecar, dtype: format.scale_dtype(), shape: scales, align: VECTOR_ALIGN },
     ]
 }
 
@@ -78,8 +78,8 @@ pub struct StoredMatrix<'a> {
     pub format: MatrixFormat,
     /// Codes, row after row; on a page boundary.
     pub codes: &'a [u8],
-    /// f32 scales, row after row; empty for BF16.
-    pub scales: &'a [f32],
+    /// Scales of the format's type, row after row; empty for BF16.
+    pub scales: &'a [u8],
 }
 
 /// Where a dense matrix lies, for readers that do not map it.
@@ -95,7 +95,7 @@ pub struct MatrixPlace {
     pub format: MatrixFormat,
     /// Bytes of the codes in the file, row after row; begin on a page.
     pub codes: Range<u64>,
-    /// Bytes of the f32 scales in the file, row after row; empty for BF16.
+    /// Bytes of the scales in the file, row after row; empty for BF16.
     pub scales: Range<u64>,
 }
 
@@ -277,8 +277,7 @@ impl Container {
         // Checked against the mapping when it was opened, so these fit a usize.
         let bytes =
             |range: Range<u64>| &self.files[file].map[range.start as usize..range.end as usize];
-        let scales = bytemuck::cast_slice(bytes(scales));
-        Ok(StoredMatrix { rows, cols, format, codes: bytes(codes), scales })
+        Ok(StoredMatrix { rows, cols, format, codes: bytes(codes), scales: bytes(scales) })
     }
 
     /// Where a matrix lies.

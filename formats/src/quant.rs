@@ -1,16 +1,23 @@
 //! Number formats of the dense matrices: BF16 as released, int8 with one scale per
-//! row, int4 with one scale per group of 64 columns.
+//! row, int4 with one f32 scale per group of 64 columns or one f16 scale per 32.
 //!
 //! This is the definition; every fast kernel is tested against it. All arithmetic is
 //! f32, rounding is half to even, and a weight's value is `code * scale`. Functions
 //! work on one row or one group, so a caller may spread rows over threads.
 
-use half::bf16;
+use half::{bf16, f16};
+use safetensors::Dtype;
 
 use crate::{Error, Result};
 
-/// Columns that share one int4 scale.
+/// Columns that share one f32 scale in [`MatrixFormat::Int4G64`].
 pub const INT4_GROUP: usize = 64;
+
+/// Columns that share one f16 scale in [`MatrixFormat::Int4G32`].
+pub const INT4_F16_GROUP: usize = 32;
+
+/// Largest magnitude that [`MatrixFormat::Int4G32`] can hold: 7 times the largest f16.
+pub const INT4_F16_LARGEST: f32 = 7.0 * 65504.0;
 
 /// Smallest scale, so that an all-zero row has a finite inverse.
 const MIN_SCALE: f32 = 1e-20;
@@ -24,9 +31,15 @@ pub enum MatrixFormat {
     Int8Row,
     /// Two weights per byte, one f32 scale per [`INT4_GROUP`] columns.
     Int4G64,
+    /// Two weights per byte, one f16 scale per [`INT4_F16_GROUP`] columns: as many bytes
+    /// as [`MatrixFormat::Int4G64`] and half as many weights that share an outlier.
+    Int4G32,
 }
 
 impl MatrixFormat {
+    /// All of them, from most to fewest bytes.
+    pub const ALL: [Self; 4] = [Self::Bf16, Self::Int8Row, Self::Int4G64, Self::Int4G32];
+
     /// The format that `bits` (4, 8 or 16) asks for in a matrix of `cols` columns.
     /// Int4 needs whole groups; a matrix without them falls back to int8.
     ///
@@ -34,10 +47,28 @@ impl MatrixFormat {
     /// `bits` is none of 4, 8 and 16.
     pub fn for_bits(bits: u32, cols: usize) -> Result<Self> {
         match bits {
-            4 if cols.is_multiple_of(INT4_GROUP) => Ok(Self::Int4G64),
-            4 | 8 => Ok(Self::Int8Row),
+            4 => Ok(Self::Int4G64.in_whole_groups(cols)),
+            8 => Ok(Self::Int8Row),
             16 => Ok(Self::Bf16),
             _ => Err(Error::unsupported(format!("expected 4, 8 or 16 bits, found {bits}"))),
+        }
+    }
+
+    /// This format, or int8 where a row of `cols` columns does not divide into its groups.
+    #[must_use]
+    pub fn in_whole_groups(self, cols: usize) -> Self {
+        match self.group() {
+            Some(group) if !cols.is_multiple_of(group) => Self::Int8Row,
+            _ => self,
+        }
+    }
+
+    /// Columns that share a scale, where that is less than the row.
+    pub fn group(self) -> Option<usize> {
+        match self {
+            Self::Bf16 | Self::Int8Row => None,
+            Self::Int4G64 => Some(INT4_GROUP),
+            Self::Int4G32 => Some(INT4_F16_GROUP),
         }
     }
 
@@ -47,12 +78,13 @@ impl MatrixFormat {
             Self::Bf16 => "bf16",
             Self::Int8Row => "int8-row",
             Self::Int4G64 => "int4-g64",
+            Self::Int4G32 => "int4-g32",
         }
     }
 
     /// The format with this [`MatrixFormat::name`].
     pub fn from_name(name: &str) -> Option<Self> {
-        [Self::Bf16, Self::Int8Row, Self::Int4G64].into_iter().find(|f| f.name() == name)
+        Self::ALL.into_iter().find(|f| f.name() == name)
     }
 
     /// Bytes of codes in one row of `cols` columns, scales not counted.
@@ -60,17 +92,35 @@ impl MatrixFormat {
         match self {
             Self::Bf16 => cols * 2,
             Self::Int8Row => cols,
-            Self::Int4G64 => cols / 2,
+            Self::Int4G64 | Self::Int4G32 => cols / 2,
         }
     }
 
-    /// f32 scales that belong to one row of `cols` columns.
+    /// Scales that belong to one row of `cols` columns.
     pub fn scales_per_row(self, cols: usize) -> usize {
-        match self {
-            Self::Bf16 => 0,
-            Self::Int8Row => 1,
-            Self::Int4G64 => cols / INT4_GROUP,
+        match (self, self.group()) {
+            (_, Some(group)) => cols / group,
+            (Self::Bf16, None) => 0,
+            (_, None) => 1,
         }
+    }
+
+    /// Type of the scales.
+    pub fn scale_dtype(self) -> Dtype {
+        match self {
+            Self::Int4G32 => Dtype::F16,
+            _ => Dtype::F32,
+        }
+    }
+
+    /// Bytes of scales in one row of `cols` columns.
+    pub fn scale_bytes_per_row(self, cols: usize) -> usize {
+        self.scales_per_row(cols) * (self.scale_dtype().bitsize() / 8)
+    }
+
+    /// Bytes of codes and scales in one row of `cols` columns.
+    pub fn bytes_per_row(self, cols: usize) -> usize {
+        self.code_bytes_per_row(cols) + self.scale_bytes_per_row(cols)
     }
 }
 
@@ -161,6 +211,48 @@ pub fn encode_int4(row: &[f32], packed: &mut [u8], scales: &mut [f32]) {
         *scale = int4_scale(group);
         encode_int4_group(group, *scale, packed);
     }
+}
+
+/// Quantizes one row of `[cols]` weights in groups of [`INT4_F16_GROUP`], each with the
+/// scale [`f16_scale`]`(absmax / 7)`: `packed: [cols / 2]`, `scales: [cols / 32]`.
+/// Weights above [`INT4_F16_LARGEST`] are clamped to it; ask for them first.
+///
+/// # Panics
+/// The lengths do not fit each other, or the row does not divide into whole groups.
+pub fn encode_int4_f16(row: &[f32], packed: &mut [u8], scales: &mut [f16]) {
+    assert_eq!(row.len(), INT4_F16_GROUP * scales.len(), "one scale per 32 weights");
+    assert_eq!(row.len(), 2 * packed.len(), "two weights per byte");
+    let groups = row.chunks_exact(INT4_F16_GROUP).zip(packed.chunks_exact_mut(INT4_F16_GROUP / 2));
+    for ((group, packed), scale) in groups.zip(scales) {
+        *scale = f16_scale(int4_scale(group));
+        encode_int4_group(group, scale.to_f32(), packed);
+    }
+}
+
+/// Inverse of [`encode_int4_f16`]. Subnormal scales keep their value.
+///
+/// # Panics
+/// The lengths do not fit each other.
+pub fn decode_int4_f16(packed: &[u8], scales: &[f16], out: &mut [f32]) {
+    assert_eq!(out.len(), INT4_F16_GROUP * scales.len(), "one scale per 32 weights");
+    assert_eq!(out.len(), 2 * packed.len(), "two weights per byte");
+    let groups = packed.chunks_exact(INT4_F16_GROUP / 2).zip(out.chunks_exact_mut(INT4_F16_GROUP));
+    for ((packed, out), scale) in groups.zip(scales) {
+        decode_int4_group(packed, scale.to_f32(), out);
+    }
+}
+
+/// The smallest f16 that is not below `scale`, so that no weight is clipped, and never
+/// zero: at least 2^-24, the smallest subnormal. At most the largest finite f16.
+pub fn f16_scale(scale: f32) -> f16 {
+    let nearest = f16::from_f32(scale);
+    let above = if nearest.to_f32() < scale { nearest.to_bits() + 1 } else { nearest.to_bits() };
+    f16::from_bits(above.clamp(1, f16::MAX.to_bits()))
+}
+
+/// Column of the first weight in `row: [cols]` that [`MatrixFormat::Int4G32`] cannot hold.
+pub fn first_beyond_int4_f16(row: &[f32]) -> Option<usize> {
+    row.iter().position(|w| w.abs() > INT4_F16_LARGEST)
 }
 
 /// Inverse of [`encode_int4`].

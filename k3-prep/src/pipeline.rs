@@ -10,10 +10,10 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 
-use half::bf16;
+use half::{bf16, f16};
 use k3_formats::container::manifest::FileRecord;
 use k3_formats::container::writer::DenseWriter;
-use k3_formats::quant::MatrixFormat;
+use k3_formats::quant::{self, MatrixFormat};
 use k3_formats::{Error, Result};
 use rayon::ThreadPool;
 use safetensors::Dtype;
@@ -24,10 +24,13 @@ use crate::output;
 use crate::plan::{ConversionPlan, DenseFile, PlannedTensor};
 use crate::problems::Lines;
 use crate::progress::Progress;
-use crate::quantize::{self, NonFinite, Outliers};
+use crate::quantize::{self, Outliers, Problem, Refused};
 
 /// Most files written at once: more would only take memory.
 const MOST_WRITERS: usize = 16;
+
+/// Scales that are made f16 at a time, to bound the copy.
+const SCALES_AT_ONCE: usize = 1 << 20;
 
 /// The dense part of a conversion.
 pub(crate) struct Pipeline<'a> {
@@ -173,23 +176,32 @@ impl FileWork<'_> {
                     let quantize = || quantize::quantize(format, cols, weights, codes, scales);
                     self.pipeline.pool.install(quantize)
                 };
-                let element = |at: NonFinite| (row + at.row) * cols + at.col;
+                let element = |at: Refused| (row + at.row) * cols + at.col;
                 let found = match quantize(weights) {
-                    Err(at) => {
+                    Err(at @ Refused { problem: Problem::NotFinite, .. }) => {
                         let bad = weights.iter_mut().filter(|w| !w.is_finite());
                         self.forgive(self.not_finite(tensor, element(at)), bad, bf16::ZERO)?;
                         quantize(weights)
                     }
                     found => found,
                 };
-                let found = found.map_err(|at| self.not_finite(tensor, element(at)))?;
+                let found = found.map_err(|at| match at.problem {
+                    Problem::NotFinite => self.not_finite(tensor, element(at)),
+                    Problem::TooLarge => self.too_large(tensor, row + at.row, at.col),
+                })?;
                 outliers.add(found, row);
                 sink.write(codes)?;
             }
             Ok::<_, Halt>(())
         })?;
         self.report(tensor, outliers);
-        writer.tensor(None, |sink| sink.write(bytemuck::cast_slice(&scales)))?;
+        writer.tensor(None, |sink| match format.scale_dtype() {
+            Dtype::F16 => scales.chunks(SCALES_AT_ONCE).try_for_each(|scales| {
+                let halves: Vec<f16> = scales.iter().map(|&s| f16::from_f32(s)).collect();
+                sink.write(bytemuck::cast_slice(&halves))
+            }),
+            _ => sink.write(bytemuck::cast_slice(&scales)),
+        })?;
         Ok(())
     }
 
@@ -271,6 +283,16 @@ impl FileWork<'_> {
             .item(tensor.spec.name.clone())
             .in_file(self.shard_path(tensor))
             .hint(NOT_FINITE)
+    }
+
+    fn too_large(&self, tensor: &PlannedTensor, row: usize, col: usize) -> Error {
+        let largest = quant::INT4_F16_LARGEST;
+        Error::unsupported(format!(
+            "the weight in row {row}, column {col} is above {largest}, the most int4-g32 holds"
+        ))
+        .item(tensor.spec.name.clone())
+        .in_file(self.shard_path(tensor))
+        .hint("store this tensor as int4-g64, int8-row or bf16")
     }
 
     fn report(&self, tensor: &PlannedTensor, outliers: Outliers) {

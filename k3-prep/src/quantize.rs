@@ -15,13 +15,24 @@ const WEIGHTS_AT_ONCE: usize = 1 << 17;
 /// this is reported: at 8 bits all but that one weight become almost zero.
 pub const OUTLIER_RATIO: f64 = 100.0;
 
-/// Place of a NaN or an infinity.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub struct NonFinite {
+/// A weight that cannot be stored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Refused {
     /// Row, counted from the start of the block.
     pub row: usize,
     /// Column.
     pub col: usize,
+    /// Why.
+    pub problem: Problem,
+}
+
+/// Why a weight cannot be stored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Problem {
+    /// It is NaN or infinite.
+    NotFinite,
+    /// It is beyond what an f16 scale can reach.
+    TooLarge,
 }
 
 /// A row whose largest weight dwarfs the others.
@@ -54,10 +65,11 @@ impl Outliers {
 }
 
 /// Quantizes `weights: [rows, cols]` to `codes: [rows, code bytes]` and
-/// `scales: [rows, scales per row]`, on the threads of the current rayon pool.
+/// `scales: [rows, scales per row]`, on the threads of the current rayon pool. Scales that
+/// will be stored as f16 are f16 values.
 ///
 /// # Errors
-/// The first NaN or infinity; codes and scales then mean nothing.
+/// The first weight that cannot be stored; codes and scales then mean nothing.
 ///
 /// # Panics
 /// The lengths do not fit each other, or the format is BF16.
@@ -67,7 +79,7 @@ pub fn quantize(
     weights: &[bf16],
     codes: &mut [u8],
     scales: &mut [f32],
-) -> Result<Outliers, NonFinite> {
+) -> Result<Outliers, Refused> {
     let (code_bytes, row_scales) = (format.code_bytes_per_row(cols), format.scales_per_row(cols));
     let rows = weights.len() / cols;
     assert_eq!(weights.len(), rows * cols, "whole rows");
@@ -91,9 +103,10 @@ pub fn quantize(
                 let ratio = match format {
                     MatrixFormat::Int8Row => rows::int8(weights, codes, &mut scales[0]),
                     MatrixFormat::Int4G64 => rows::int4(weights, codes, scales),
+                    MatrixFormat::Int4G32 => rows::int4_f16(weights, codes, scales),
                     MatrixFormat::Bf16 => panic!("BF16 is not quantized"),
                 }
-                .map_err(|col| NonFinite { row, col })?;
+                .map_err(|(col, problem)| Refused { row, col, problem })?;
                 if let Some(ratio) = ratio {
                     let worst = Some(Outlier { row, ratio });
                     outliers.add(Outliers { rows: 1, worst }, 0);
@@ -121,6 +134,7 @@ pub fn first_non_finite_f32(values: &[f32]) -> Option<usize> {
 
 #[cfg(test)]
 mod tests {
+    use half::f16;
     use k3_formats::quant;
 
     use super::*;
@@ -191,9 +205,44 @@ mod tests {
     }
 
     #[test]
+    fn every_value_with_f16_scales_is_the_definitions() {
+        for cols in [32, 96, 7168] {
+            let mut weights = hard_rows(cols);
+            let largest = bf16::from_f32(quant::INT4_F16_LARGEST / 1.01);
+            for w in &mut weights {
+                *w = bf16::from_f32(w.to_f32().clamp(-largest.to_f32(), largest.to_f32()));
+            }
+            let (rows, groups) = (weights.len() / cols, cols / 32);
+            let (mut codes, mut scales) = (vec![0; rows * cols / 2], vec![0.0; rows * groups]);
+            quantize(MatrixFormat::Int4G32, cols, &weights, &mut codes, &mut scales).unwrap();
+            let mut wide = vec![0.0; cols];
+            for r in 0..rows {
+                quant::decode_bf16(&weights[r * cols..][..cols], &mut wide);
+                let (mut packed, mut expected) = (vec![0; cols / 2], vec![f16::ZERO; groups]);
+                quant::encode_int4_f16(&wide, &mut packed, &mut expected);
+                let expected: Vec<f32> = expected.iter().map(|s| s.to_f32()).collect();
+                assert_eq!(scales[r * groups..][..groups], expected, "row {r} of {cols}");
+                assert_eq!(&codes[r * cols / 2..][..cols / 2], packed, "row {r} of {cols}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_weight_beyond_f16_scales_is_named() {
+        let cols = 64;
+        let mut weights = vec![bf16::from_f32(4e5); 5 * cols];
+        let (mut codes, mut scales) = (vec![0; 5 * cols / 2], vec![0.0; 5 * 2]);
+        let format = MatrixFormat::Int4G32;
+        assert!(quantize(format, cols, &weights, &mut codes, &mut scales).is_ok());
+        weights[3 * cols + 50] = bf16::from_f32(-5e5);
+        let found = quantize(format, cols, &weights, &mut codes, &mut scales);
+        assert_eq!(found, Err(Refused { row: 3, col: 50, problem: Problem::TooLarge }));
+    }
+
+    #[test]
     fn the_first_non_finite_weight_is_named() {
         let cols = 128;
-        for format in [MatrixFormat::Int8Row, MatrixFormat::Int4G64] {
+        for format in [MatrixFormat::Int8Row, MatrixFormat::Int4G64, MatrixFormat::Int4G32] {
             let mut weights = vec![bf16::ONE; 3000 * cols];
             for (row, col, bad) in
                 [(2999, 1, f32::NAN), (1700, 77, f32::INFINITY), (1700, 99, f32::NEG_INFINITY)]
@@ -203,7 +252,8 @@ mod tests {
             let mut codes = vec![0; 3000 * format.code_bytes_per_row(cols)];
             let mut scales = vec![0.0; 3000 * format.scales_per_row(cols)];
             let found = quantize(format, cols, &weights, &mut codes, &mut scales);
-            assert_eq!(found, Err(NonFinite { row: 1700, col: 77 }));
+            let problem = Problem::NotFinite;
+            assert_eq!(found, Err(Refused { row: 1700, col: 77, problem }));
             assert_eq!(first_non_finite_bf16(&weights), Some(1700 * cols + 77));
             assert_eq!(first_non_finite_bf16(&weights[..1700 * cols]), None);
         }

@@ -100,10 +100,7 @@ impl super::PlannedTensor {
     /// Bytes in the container, scales included, padding not.
     pub fn stored_bytes(&self) -> u64 {
         match (self.format, self.spec.matrix_dims()) {
-            (Some(format), Some((rows, cols))) => {
-                let row = format.code_bytes_per_row(cols) + 4 * format.scales_per_row(cols);
-                rows as u64 * row as u64
-            }
+            (Some(format), Some((rows, cols))) => rows as u64 * format.bytes_per_row(cols) as u64,
             _ => self.spec.bytes(),
         }
     }

@@ -5,16 +5,20 @@
 //! a NaN or an infinity. Adding 1.5 * 2^23 rounds a small f32 to an integer, half to even,
 //! and leaves that integer in the low bits. And sums run in independent lanes.
 
-use half::bf16;
-use k3_formats::quant::{INT4_GROUP, scale_for};
+use half::{bf16, f16};
+use k3_formats::quant::{INT4_F16_GROUP, INT4_F16_LARGEST, INT4_GROUP, f16_scale, scale_for};
 
-use super::OUTLIER_RATIO;
+use super::{OUTLIER_RATIO, Problem};
 
 /// 1.5 * 2^23: above it, f32 has a step of 1.
 const ROUND: f32 = 12_582_912.0;
 
 /// Independent sums: as many as the widest registers have lanes.
 const LANES: usize = 16;
+
+/// The ratio of a row's outlier, if it has one; or a column, and why its weight cannot be
+/// stored.
+type Outcome = Result<Option<f64>, (usize, Problem)>;
 
 /// Magnitude of infinity.
 const INFINITE: u16 = 0x7f80;
@@ -28,8 +32,8 @@ pub(super) fn first_non_finite(values: &[bf16]) -> Option<usize> {
 }
 
 /// Quantizes one row to int8: see `k3_formats::quant::encode_int8`. Returns the ratio of an
-/// outlier, if the row has one, or the column of the first weight that is not finite.
-pub(super) fn int8(row: &[bf16], codes: &mut [u8], scale: &mut f32) -> Result<Option<f64>, usize> {
+/// outlier, if the row has one, or the first weight that is not finite.
+pub(super) fn int8(row: &[bf16], codes: &mut [u8], scale: &mut f32) -> Outcome {
     let largest = finite_largest(row)?;
     *scale = scale_for(widen(largest), 127.0);
     let inverse = 1.0 / *scale;
@@ -40,20 +44,43 @@ pub(super) fn int8(row: &[bf16], codes: &mut [u8], scale: &mut f32) -> Result<Op
 }
 
 /// Quantizes one row to int4: see `k3_formats::quant::encode_int4`. Returns as [`int8`].
-pub(super) fn int4(
+pub(super) fn int4(row: &[bf16], packed: &mut [u8], scales: &mut [f32]) -> Outcome {
+    groups::<INT4_GROUP, { INT4_GROUP / 2 }>(row, packed, scales, |scale| scale)
+}
+
+/// Quantizes one row to int4 with scales that are f16 values: see
+/// `k3_formats::quant::encode_int4_f16`. Returns as [`int8`]; also the first weight that
+/// is too large for such a scale.
+pub(super) fn int4_f16(row: &[bf16], packed: &mut [u8], scales: &mut [f32]) -> Outcome {
+    let round = |scale| f16_scale(scale).to_f32();
+    let outcome = groups::<INT4_F16_GROUP, { INT4_F16_GROUP / 2 }>(row, packed, scales, round)?;
+    // A row of all large weights has no outlier, so every scale is looked at.
+    if scales.iter().any(|&scale| scale == f16::MAX.to_f32()) {
+        let beyond = |w: &bf16| w.to_f32().abs() > INT4_F16_LARGEST;
+        if let Some(col) = row.iter().position(beyond) {
+            return Err((col, Problem::TooLarge));
+        }
+    }
+    Ok(outcome)
+}
+
+/// One row in groups of `GROUP` columns, `HALF` bytes each; `round` makes a scale one that
+/// can be stored.
+fn groups<const GROUP: usize, const HALF: usize>(
     row: &[bf16],
     packed: &mut [u8],
     scales: &mut [f32],
-) -> Result<Option<f64>, usize> {
-    let (groups, _) = row.as_chunks::<INT4_GROUP>();
-    let (packed, _) = packed.as_chunks_mut::<{ INT4_GROUP / 2 }>();
+    round: impl Fn(f32) -> f32,
+) -> Outcome {
+    let (groups, _) = row.as_chunks::<GROUP>();
+    let (packed, _) = packed.as_chunks_mut::<HALF>();
     let mut row_largest = 0;
     for ((group, packed), scale) in groups.iter().zip(packed).zip(scales) {
         let largest = largest(group);
         row_largest = row_largest.max(largest);
-        *scale = scale_for(widen(largest), 7.0);
+        *scale = round(scale_for(widen(largest), 7.0));
         let inverse = 1.0 / *scale;
-        let mut nibbles = [0; INT4_GROUP];
+        let mut nibbles = [0; GROUP];
         for (nibble, w) in nibbles.iter_mut().zip(group) {
             *nibble = (rounded(widen(w.to_bits()) * inverse).clamp(-8, 7) + 8) as u8;
         }
@@ -62,7 +89,7 @@ pub(super) fn int4(
         }
     }
     if row_largest >= INFINITE {
-        return Err(row.iter().position(|w| !w.is_finite()).unwrap_or(0));
+        return Err(not_finite(row));
     }
     Ok(outlier(row, row_largest))
 }
@@ -72,11 +99,16 @@ fn largest(values: &[bf16]) -> u16 {
     values.iter().fold(0, |max, w| max.max(w.to_bits() & 0x7fff))
 }
 
-fn finite_largest(row: &[bf16]) -> Result<u16, usize> {
+fn finite_largest(row: &[bf16]) -> Result<u16, (usize, Problem)> {
     match largest(row) {
-        INFINITE.. => Err(row.iter().position(|w| !w.is_finite()).unwrap_or(0)),
+        INFINITE.. => Err(not_finite(row)),
         largest => Ok(largest),
     }
+}
+
+/// The first weight of a row that is not finite.
+fn not_finite(row: &[bf16]) -> (usize, Problem) {
+    (row.iter().position(|w| !w.is_finite()).unwrap_or(0), Problem::NotFinite)
 }
 
 fn widen(bits: u16) -> f32 {

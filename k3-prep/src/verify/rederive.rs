@@ -3,7 +3,7 @@
 
 use std::path::PathBuf;
 
-use half::bf16;
+use half::{bf16, f16};
 use k3_formats::container::Container;
 use k3_formats::container::manifest::MANIFEST_FILE;
 use k3_formats::quant::{self, MatrixFormat};
@@ -156,18 +156,29 @@ impl Rederivation<'_> {
         let mut wide = vec![0.0; cols];
         quant::decode_bf16(&weights, &mut wide);
         let mut codes = vec![0; format.code_bytes_per_row(cols)];
-        let mut scales = vec![0.0; format.scales_per_row(cols)];
-        match format {
-            MatrixFormat::Int8Row => {
-                scales[0] = quant::encode_int8(&wide, bytemuck::cast_slice_mut(&mut codes));
+        let count = format.scales_per_row(cols);
+        let scales = match format {
+            MatrixFormat::Bf16 => {
+                codes.copy_from_slice(source);
+                Vec::new()
             }
-            MatrixFormat::Int4G64 => quant::encode_int4(&wide, &mut codes, &mut scales),
-            MatrixFormat::Bf16 => codes.copy_from_slice(source),
-        }
-        let stored_scales = &matrix.scales[row * scales.len()..][..scales.len()];
-        let same_scales =
-            stored_scales.iter().zip(&scales).all(|(a, b)| a.to_bits() == b.to_bits());
-        Ok(same_scales && matrix.codes[row * codes.len()..][..codes.len()] == codes)
+            MatrixFormat::Int8Row => {
+                let scale = quant::encode_int8(&wide, bytemuck::cast_slice_mut(&mut codes));
+                scale.to_le_bytes().to_vec()
+            }
+            MatrixFormat::Int4G64 => {
+                let mut scales = vec![0.0; count];
+                quant::encode_int4(&wide, &mut codes, &mut scales);
+                scales.iter().flat_map(|s| s.to_le_bytes()).collect()
+            }
+            MatrixFormat::Int4G32 => {
+                let mut scales = vec![f16::ZERO; count];
+                quant::encode_int4_f16(&wide, &mut codes, &mut scales);
+                scales.iter().flat_map(|s| s.to_le_bytes()).collect()
+            }
+        };
+        Ok(matrix.scales[row * scales.len()..][..scales.len()] == scales
+            && matrix.codes[row * codes.len()..][..codes.len()] == codes)
     }
 }
 

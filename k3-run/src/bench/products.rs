@@ -110,6 +110,7 @@ fn format_name(matrix: &Matrix) -> &'static str {
         Weights::Bf16(_) => MatrixFormat::Bf16.name(),
         Weights::Int8 { .. } => MatrixFormat::Int8Row.name(),
         Weights::Int4 { .. } => MatrixFormat::Int4G64.name(),
+        Weights::Int4F16 { .. } => MatrixFormat::Int4G32.name(),
         Weights::Mxfp4 { .. } => "mxfp4",
     }
 }

@@ -40,7 +40,7 @@ impl Cut {
             all.start + (rows.start * per_row) as u64..all.start + (rows.end * per_row) as u64
         };
         let codes = part(&place.codes, format.code_bytes_per_row(cols));
-        let scales = part(&place.scales, format.scales_per_row(cols) * size_of::<f32>());
+        let scales = part(&place.scales, format.scale_bytes_per_row(cols));
         let mut cut = Self {
             file: place.file,
             windows: Vec::with_capacity(2),
@@ -90,8 +90,7 @@ impl Cut {
     /// # Panics
     /// The buffer is too small.
     pub(super) fn view<'b>(&self, buffer: &'b [u8]) -> Matrix<'b> {
-        let scales = bytemuck::cast_slice(&buffer[self.scales.clone()]);
-        let codes = &buffer[self.codes.clone()];
+        let (codes, scales) = (&buffer[self.codes.clone()], &buffer[self.scales.clone()]);
         Matrix::from_bytes(self.format, self.rows, self.cols, codes, scales)
             .expect("the container was checked when it was opened")
     }
@@ -103,7 +102,7 @@ mod tests {
 
     fn place(format: MatrixFormat, rows: usize, cols: usize, gap: u64) -> MatrixPlace {
         let codes = (rows * format.code_bytes_per_row(cols)) as u64;
-        let scales = (rows * format.scales_per_row(cols) * 4) as u64;
+        let scales = (rows * format.scale_bytes_per_row(cols)) as u64;
         let end = 8192 + codes;
         MatrixPlace {
             file: 3,
@@ -117,9 +116,12 @@ mod tests {
 
     #[test]
     fn windows_are_whole_blocks_and_views_find_the_rows() {
-        for (format, gap) in
-            [(MatrixFormat::Int8Row, 32), (MatrixFormat::Int4G64, 9000), (MatrixFormat::Bf16, 0)]
-        {
+        for (format, gap) in [
+            (MatrixFormat::Int8Row, 32),
+            (MatrixFormat::Int4G64, 9000),
+            (MatrixFormat::Int4G32, 64),
+            (MatrixFormat::Bf16, 0),
+        ] {
             let place = place(format, 300, 192, gap);
             let file: Vec<u8> = (0..place.scales.end.max(place.codes.end) as usize)
                 .map(|i| if i as u64 >= place.scales.start { 0 } else { (i % 251) as u8 })

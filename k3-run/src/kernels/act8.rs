@@ -12,6 +12,8 @@
 
 use std::marker::PhantomData;
 
+use half::f16;
+
 use super::activations::{Activations, Block8, Order, PAD8 as STEP};
 use super::isa::{E2M1_OFFSET, Isa, Task};
 use super::scratch::{Ahead, Area, ROWS, STEPS8 as STEPS, Scratch, TOKENS};
@@ -40,6 +42,9 @@ impl Task for Product<'_> {
             }
             Weights::Int4 { packed, scales } => {
                 product(isa, Int4 { packed, scales, cols }, x, scratch, out)
+            }
+            Weights::Int4F16 { packed, scales } => {
+                product(isa, Int4F16 { packed, scales, cols }, x, scratch, out)
             }
             Weights::Mxfp4 { packed, scales } => {
                 product(isa, Mxfp4 { packed, scales, cols }, x, scratch, out);
@@ -214,6 +219,74 @@ impl<'a> Rows for Int4<'a> {
         let packed = exact::tail(&self.packed[row * half..][..half], 0);
         let scales = exact::tail(&self.scales[row * groups..][..groups], 0.0);
         Int4::decode(isa, &(&[packed][..], &[scales][..]), 0)
+    }
+
+    #[inline(always)]
+    fn start<S: Isa>(isa: S, first: S::B, second: S::B) -> [S::I; 2] {
+        [offset(isa, 8, first, second), isa.zero()]
+    }
+
+    #[inline(always)]
+    fn add<S: Isa>(isa: S, codes: &Codes<S>, x: &Inputs<S>, sum: S::F) -> S::F {
+        add_nibbles(isa, codes, x, sum)
+    }
+
+    #[inline(always)]
+    fn factor(&self, _row: usize) -> f32 {
+        1.0
+    }
+
+    #[inline(always)]
+    fn ahead(&self, row: usize, step: usize, count: usize) -> Ahead {
+        let (stride, bytes) = (self.cols / 2, STEP / 2);
+        let start: *const u8 = self.packed.as_ptr().cast();
+        let start = start.wrapping_add(row * stride + step * bytes);
+        Ahead { start, stride, len: count * bytes }
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Int4F16<'a> {
+    packed: &'a [u8],
+    scales: &'a [f16],
+    cols: usize,
+}
+
+impl<'a> Rows for Int4F16<'a> {
+    const ORDER: Order = Order::Paired;
+    const AHEAD: usize = exact::AHEAD / 64;
+    const SCALES: usize = 1;
+    type Steps = (&'a [[u8; STEP / 2]], &'a [[f16; 4]]);
+
+    #[inline(always)]
+    fn cols(&self) -> usize {
+        self.cols
+    }
+
+    #[inline(always)]
+    fn steps(&self, row: usize, first: usize, count: usize) -> Self::Steps {
+        let (half, groups) = (self.cols / 2, self.cols / 32);
+        let packed = exact::steps(&self.packed[row * half..][..half], first, count);
+        (packed, exact::steps(&self.scales[row * groups..][..groups], first, count))
+    }
+
+    #[inline(always)]
+    fn decode<S: Isa>(isa: S, steps: &Self::Steps, i: usize) -> Codes<S> {
+        let (first, second) = isa.nibbles(&steps.0[i]);
+        Codes { first, second, scale: isa.quarters(&steps.1[i]) }
+    }
+
+    #[inline(always)]
+    fn prefetch<S: Isa>(isa: S, steps: &Self::Steps, i: usize) {
+        isa.prefetch(steps.0.as_ptr().wrapping_add(i).cast());
+    }
+
+    #[inline(always)]
+    fn decode_tail<S: Isa>(&self, isa: S, row: usize) -> Codes<S> {
+        let (half, groups) = (self.cols / 2, self.cols / 32);
+        let packed = exact::tail(&self.packed[row * half..][..half], 0);
+        let scales = exact::tail(&self.scales[row * groups..][..groups], f16::ZERO);
+        Int4F16::decode(isa, &(&[packed][..], &[scales][..]), 0)
     }
 
     #[inline(always)]

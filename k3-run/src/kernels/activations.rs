@@ -50,8 +50,8 @@ impl Forms {
         match matrix.weights() {
             Weights::Bf16(_) => Self::of_format(MatrixFormat::Bf16, arithmetic),
             Weights::Int8 { .. } => Self::of_format(MatrixFormat::Int8Row, arithmetic),
-            // Both are packed the same way.
-            Weights::Int4 { .. } | Weights::Mxfp4 { .. } => {
+            // All are packed the same way.
+            Weights::Int4 { .. } | Weights::Int4F16 { .. } | Weights::Mxfp4 { .. } => {
                 Self::of_format(MatrixFormat::Int4G64, arithmetic)
             }
         }
@@ -65,8 +65,8 @@ impl Forms {
                 &mut forms.natural
             }
             (MatrixFormat::Int8Row, Arithmetic::Act8) => &mut forms.natural8,
-            (MatrixFormat::Int4G64, Arithmetic::Exact) => &mut forms.paired,
-            (MatrixFormat::Int4G64, Arithmetic::Act8) => &mut forms.paired8,
+            (MatrixFormat::Int4G64 | MatrixFormat::Int4G32, Arithmetic::Exact) => &mut forms.paired,
+            (MatrixFormat::Int4G64 | MatrixFormat::Int4G32, Arithmetic::Act8) => &mut forms.paired8,
         } = true;
         forms
     }
@@ -154,8 +154,7 @@ impl Activations {
     /// With room for `tokens` rows of up to `cols` columns, for matrices of any format of
     /// the container; memory is taken when it is first written.
     pub fn with_room(tokens: usize, cols: usize, arithmetic: Arithmetic) -> Self {
-        let formats = [MatrixFormat::Bf16, MatrixFormat::Int8Row, MatrixFormat::Int4G64];
-        let forms = formats.map(|format| Forms::of_format(format, arithmetic));
+        let forms = MatrixFormat::ALL.map(|format| Forms::of_format(format, arithmetic));
         let forms = forms.into_iter().fold(Forms::default(), |all, one| all | one);
         let floats = |wanted| if wanted { tokens * padded(cols, PAD) / 16 } else { 0 };
         let int8 = |wanted, order| {

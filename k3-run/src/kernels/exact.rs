@@ -7,7 +7,7 @@
 //! weights are scaled (and rounded) before the product, int8 codes are not. Neither the
 //! number of tokens nor the split of rows changes an output's sum.
 
-use half::bf16;
+use half::{bf16, f16};
 
 use super::activations::{Activations, BLOCK, Block, Order};
 use super::isa::{Isa, Task};
@@ -42,6 +42,9 @@ impl Task for Product<'_> {
             }
             Weights::Int4 { packed, scales } => {
                 product(isa, Int4 { packed, scales, cols }, x, scratch, out)
+            }
+            Weights::Int4F16 { packed, scales } => {
+                product(isa, Int4F16 { packed, scales, cols }, x, scratch, out)
             }
             Weights::Mxfp4 { packed, scales } => {
                 product(isa, Mxfp4 { packed, scales, cols }, x, scratch, out);
@@ -213,6 +216,61 @@ impl<'a> Rows for Int4<'a> {
     #[inline(always)]
     fn decode_tail<S: Isa>(&self, isa: S, _row: usize) -> [S::F; 4] {
         [isa.splat(0.0); 4]
+    }
+
+    #[inline(always)]
+    fn factor(&self, _row: usize) -> f32 {
+        1.0
+    }
+
+    #[inline(always)]
+    fn ahead(&self, row: usize, step: usize, count: usize) -> Ahead {
+        let (stride, bytes) = (self.cols / 2, STEP / 2);
+        let start: *const u8 = self.packed.as_ptr().cast();
+        let start = start.wrapping_add(row * stride + step * bytes);
+        Ahead { start, stride, len: count * bytes }
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Int4F16<'a> {
+    packed: &'a [u8],
+    scales: &'a [f16],
+    cols: usize,
+}
+
+impl<'a> Rows for Int4F16<'a> {
+    const ORDER: Order = Order::Paired;
+    const AHEAD: usize = AHEAD / 32;
+    type Steps = (&'a [[u8; STEP / 2]], &'a [[f16; 2]]);
+
+    #[inline(always)]
+    fn cols(&self) -> usize {
+        self.cols
+    }
+
+    #[inline(always)]
+    fn steps(&self, row: usize, first: usize, count: usize) -> Self::Steps {
+        let (half, groups) = (self.cols / 2, self.cols / 32);
+        let packed = steps(&self.packed[row * half..][..half], first, count);
+        (packed, steps(&self.scales[row * groups..][..groups], first, count))
+    }
+
+    #[inline(always)]
+    fn decode<S: Isa>(isa: S, steps: &Self::Steps, i: usize) -> [S::F; 4] {
+        isa.int4_f16(&steps.0[i], &steps.1[i])
+    }
+
+    #[inline(always)]
+    fn prefetch<S: Isa>(isa: S, steps: &Self::Steps, i: usize) {
+        isa.prefetch(steps.0.as_ptr().wrapping_add(i).cast());
+    }
+
+    #[inline(always)]
+    fn decode_tail<S: Isa>(&self, isa: S, row: usize) -> [S::F; 4] {
+        let (half, groups) = (self.cols / 2, self.cols / 32);
+        let packed = tail(&self.packed[row * half..][..half], 0);
+        isa.int4_f16(&packed, &tail(&self.scales[row * groups..][..groups], f16::ZERO))
     }
 
     #[inline(always)]

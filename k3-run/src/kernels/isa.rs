@@ -6,7 +6,9 @@
 //! that a kernel written over [`Isa`] gives the same bits on every set that has fused
 //! multiply-add. The portable set rounds the product first and may differ in last bits.
 
-use half::bf16;
+use std::array;
+
+use half::{bf16, f16};
 use k3_formats::mxfp4;
 
 #[cfg(target_arch = "x86_64")]
@@ -81,6 +83,14 @@ pub(super) trait Isa: Copy + Send + Sync {
     /// 64 weights: even columns of the first 32, odd ones, then the same of the last 32.
     fn int4(self, packed: &[u8; 32], scale: f32) -> [Self::F; 4];
     /// As [`Isa::int4`], with a scale for each 32 columns.
+    #[inline(always)]
+    fn int4_f16(self, packed: &[u8; 32], scales: &[f16; 2]) -> [Self::F; 4] {
+        // Codes times 1 are exact, so each weight is still rounded once.
+        let codes = self.int4(packed, 1.0);
+        let scales = scales.map(|scale| self.splat(scale.to_f32()));
+        array::from_fn(|i| self.mul(codes[i], scales[i / 2]))
+    }
+    /// As [`Isa::int4`], with a scale for each 32 columns.
     fn mxfp4(self, packed: &[u8; 32], scales: &[u8; 2]) -> [Self::F; 4];
 
     fn zero(self) -> Self::I;
@@ -103,6 +113,12 @@ pub(super) trait Isa: Copy + Send + Sync {
     fn dot_int8(self, start: Self::I, w: Self::B, x: Self::B) -> Self::I;
     /// Lanes 0..8 from the first, the others from the second.
     fn halves(self, scales: &[f32; 2]) -> Self::F;
+    /// Four lanes each.
+    #[inline(always)]
+    fn quarters(self, scales: &[f16; 4]) -> Self::F {
+        let scales = scales.map(f16::to_f32);
+        self.load(&array::from_fn(|l| scales[l / 4]))
+    }
     /// Half the value of four E8M0 scales, four lanes each.
     fn e8m0_quarters(self, scales: &[u8; 4]) -> Self::F;
 }

@@ -1,9 +1,9 @@
-//! A weight matrix as the kernels see it: borrowed bytes of one of four formats.
+//! A weight matrix as the kernels see it: borrowed bytes of one of five formats.
 
 use std::ops::Range;
 
-use half::bf16;
-use k3_formats::quant::{INT4_GROUP, MatrixFormat};
+use half::{bf16, f16};
+use k3_formats::quant::{INT4_F16_GROUP, INT4_GROUP, MatrixFormat};
 use k3_formats::{Error, Result, mxfp4, quant};
 
 /// The weights of a matrix, row after row; formats as in [`k3_formats::quant`] and
@@ -16,6 +16,8 @@ pub enum Weights<'a> {
     Int8 { codes: &'a [i8], scales: &'a [f32] },
     /// Packed `[rows, cols / 2]`, scales `[rows, cols / 64]`.
     Int4 { packed: &'a [u8], scales: &'a [f32] },
+    /// Packed `[rows, cols / 2]`, scales `[rows, cols / 32]`.
+    Int4F16 { packed: &'a [u8], scales: &'a [f16] },
     /// Packed `[rows, cols / 2]`, scales `[rows, cols / 32]`.
     Mxfp4 { packed: &'a [u8], scales: &'a [u8] },
 }
@@ -38,6 +40,7 @@ impl<'a> Matrix<'a> {
         let group = match weights {
             Weights::Bf16(_) | Weights::Int8 { .. } => 1,
             Weights::Int4 { .. } => INT4_GROUP,
+            Weights::Int4F16 { .. } => INT4_F16_GROUP,
             Weights::Mxfp4 { .. } => mxfp4::GROUP,
         };
         if cols == 0 || !cols.is_multiple_of(group) {
@@ -60,6 +63,10 @@ impl<'a> Matrix<'a> {
                 check("packed bytes", cols / 2, packed.len())?;
                 check("scales", cols / INT4_GROUP, scales.len())?;
             }
+            Weights::Int4F16 { packed, scales } => {
+                check("packed bytes", cols / 2, packed.len())?;
+                check("scales", cols / INT4_F16_GROUP, scales.len())?;
+            }
             Weights::Mxfp4 { packed, scales } => {
                 check("packed bytes", cols / 2, packed.len())?;
                 check("scales", cols / mxfp4::GROUP, scales.len())?;
@@ -69,30 +76,36 @@ impl<'a> Matrix<'a> {
     }
 
     /// A view of bytes as they lie in the container: `codes` in `format`, `scales` its
-    /// f32 sidecar (empty for BF16).
+    /// sidecar (empty for BF16).
     ///
     /// # Errors
-    /// As [`Matrix::new`]; also when `codes` is not aligned for its element type.
+    /// As [`Matrix::new`]; also when one of them is not aligned for its element type.
     pub fn from_bytes(
         format: MatrixFormat,
         rows: usize,
         cols: usize,
         codes: &'a [u8],
-        scales: &'a [f32],
+        scales: &'a [u8],
     ) -> Result<Self> {
         let weights = match format {
             MatrixFormat::Bf16 => {
-                let weights = bytemuck::try_cast_slice(codes).map_err(|problem| {
-                    Error::malformed(format!("expected aligned BF16 values: {problem}"))
-                })?;
+                let weights = aligned(codes, "BF16 values")?;
                 if !scales.is_empty() {
                     let problem = format!("expected no scales in bf16, found {}", scales.len());
                     return Err(Error::mismatch(problem));
                 }
                 Weights::Bf16(weights)
             }
-            MatrixFormat::Int8Row => Weights::Int8 { codes: bytemuck::cast_slice(codes), scales },
-            MatrixFormat::Int4G64 => Weights::Int4 { packed: codes, scales },
+            MatrixFormat::Int8Row => Weights::Int8 {
+                codes: bytemuck::cast_slice(codes),
+                scales: aligned(scales, "f32 scales")?,
+            },
+            MatrixFormat::Int4G64 => {
+                Weights::Int4 { packed: codes, scales: aligned(scales, "f32 scales")? }
+            }
+            MatrixFormat::Int4G32 => {
+                Weights::Int4F16 { packed: codes, scales: aligned(scales, "f16 scales")? }
+            }
         };
         Self::new(rows, cols, weights)
     }
@@ -118,6 +131,7 @@ impl<'a> Matrix<'a> {
             Weights::Bf16(_) => self.cols * 2,
             Weights::Int8 { .. } => self.cols + 4,
             Weights::Int4 { .. } => self.cols / 2 + self.cols / INT4_GROUP * 4,
+            Weights::Int4F16 { .. } => self.cols / 2 + self.cols / INT4_F16_GROUP * 2,
             Weights::Mxfp4 { .. } => self.cols / 2 + self.cols / mxfp4::GROUP,
         }
     }
@@ -132,6 +146,7 @@ impl<'a> Matrix<'a> {
             Weights::Bf16(w) => quant::decode_bf16(w, out),
             Weights::Int8 { codes, scales } => quant::decode_int8(codes, scales[0], out),
             Weights::Int4 { packed, scales } => quant::decode_int4(packed, scales, out),
+            Weights::Int4F16 { packed, scales } => quant::decode_int4_f16(packed, scales, out),
             Weights::Mxfp4 { packed, scales } => mxfp4::decode_row(packed, scales, out),
         }
     }
@@ -155,6 +170,10 @@ impl<'a> Matrix<'a> {
                 packed: cut(packed, cols / 2, &rows),
                 scales: cut(scales, cols / INT4_GROUP, &rows),
             },
+            Weights::Int4F16 { packed, scales } => Weights::Int4F16 {
+                packed: cut(packed, cols / 2, &rows),
+                scales: cut(scales, cols / INT4_F16_GROUP, &rows),
+            },
             Weights::Mxfp4 { packed, scales } => Weights::Mxfp4 {
                 packed: cut(packed, cols / 2, &rows),
                 scales: cut(scales, cols / mxfp4::GROUP, &rows),
@@ -162,6 +181,11 @@ impl<'a> Matrix<'a> {
         };
         Self { rows: rows.len(), cols, weights }
     }
+}
+
+fn aligned<'a, T: bytemuck::AnyBitPattern>(bytes: &'a [u8], what: &str) -> Result<&'a [T]> {
+    bytemuck::try_cast_slice(bytes)
+        .map_err(|problem| Error::malformed(format!("expected aligned {what}: {problem}")))
 }
 
 #[cfg(test)]
@@ -197,7 +221,8 @@ mod tests {
     fn rows_can_be_cut_out() {
         let codes: Vec<u8> = (0..5 * 32).collect();
         let scales: Vec<f32> = (0..5).map(|s| s as f32).collect();
-        let matrix = Matrix::from_bytes(MatrixFormat::Int4G64, 5, 64, &codes, &scales).unwrap();
+        let scales = bytemuck::cast_slice(&scales);
+        let matrix = Matrix::from_bytes(MatrixFormat::Int4G64, 5, 64, &codes, scales).unwrap();
         let cut = matrix.slice_rows(1..4);
         assert_eq!((cut.rows(), cut.cols(), cut.bytes_per_row()), (3, 64, 36));
         let Weights::Int4 { packed, scales } = cut.weights() else { panic!("still int4") };

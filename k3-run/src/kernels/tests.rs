@@ -1,8 +1,8 @@
 //! Every kernel of every set this CPU has against the scalar definition, bit for bit.
 
-use half::bf16;
+use half::{bf16, f16};
 use k3_formats::mxfp4;
-use k3_formats::quant::{self, INT4_GROUP};
+use k3_formats::quant::{self, INT4_F16_GROUP, INT4_GROUP};
 
 use super::*;
 use crate::linear::{self, Product};
@@ -16,6 +16,7 @@ struct Owned {
     bf16s: Vec<bf16>,
     codes: Vec<i8>,
     scales: Vec<f32>,
+    f16_scales: Vec<f16>,
     format: Format,
 }
 
@@ -24,16 +25,19 @@ enum Format {
     Bf16,
     Int8,
     Int4,
+    Int4F16,
     Mxfp4,
 }
 
-const FORMATS: [Format; 4] = [Format::Bf16, Format::Int8, Format::Int4, Format::Mxfp4];
+const FORMATS: [Format; 5] =
+    [Format::Bf16, Format::Int8, Format::Int4, Format::Int4F16, Format::Mxfp4];
 
 impl Format {
     fn group(self) -> usize {
         match self {
             Self::Bf16 | Self::Int8 => 1,
             Self::Int4 => INT4_GROUP,
+            Self::Int4F16 => INT4_F16_GROUP,
             Self::Mxfp4 => mxfp4::GROUP,
         }
     }
@@ -50,6 +54,7 @@ impl Owned {
             bf16s: vec![],
             codes: vec![],
             scales: vec![],
+            f16_scales: vec![],
             format,
         };
         let magnitude = |row: usize| match row % 16 {
@@ -64,13 +69,25 @@ impl Owned {
                 Format::Bf16 => m.bf16s.extend((0..cols).map(|_| bf16::from_f32(number()))),
                 Format::Int8 => m.scales.push(number()),
                 Format::Int4 => m.scales.extend((0..cols / INT4_GROUP).map(|_| number())),
+                Format::Int4F16 => {
+                    // Of every kind that is finite: zero, subnormal, normal, the largest.
+                    let scale = |_| match row % 16 {
+                        1 => f16::ZERO,
+                        2 => f16::from_bits(rng.u16(..0x400)),
+                        3 => f16::MAX,
+                        _ => f16::from_f32(0.01 * (rng.f32() - 0.5)),
+                    };
+                    m.f16_scales.extend((0..cols / INT4_F16_GROUP).map(scale));
+                }
                 Format::Mxfp4 => {}
             }
         }
         match format {
             Format::Bf16 => {}
             Format::Int8 => m.codes = (0..rows * cols).map(|_| rng.i8(..)).collect(),
-            Format::Int4 => m.bytes = (0..rows * cols / 2).map(|_| rng.u8(..)).collect(),
+            Format::Int4 | Format::Int4F16 => {
+                m.bytes = (0..rows * cols / 2).map(|_| rng.u8(..)).collect()
+            }
             Format::Mxfp4 => {
                 m.bytes = (0..rows * cols / 2).map(|_| rng.u8(..)).collect();
                 // Scales go after the packed bytes; 0 and 1 give subnormals.
@@ -94,6 +111,7 @@ impl Owned {
             Format::Bf16 => Weights::Bf16(&self.bf16s),
             Format::Int8 => Weights::Int8 { codes: &self.codes, scales: &self.scales },
             Format::Int4 => Weights::Int4 { packed: &self.bytes, scales: &self.scales },
+            Format::Int4F16 => Weights::Int4F16 { packed: &self.bytes, scales: &self.f16_scales },
             Format::Mxfp4 => {
                 let (packed, scales) = self.bytes.split_at(self.rows * self.cols / 2);
                 Weights::Mxfp4 { packed, scales }
@@ -136,6 +154,12 @@ fn exact_output(weights: Weights, row: usize, x: &[f32], fused: bool) -> f32 {
             let groups = cols / INT4_GROUP;
             let packed = &packed[row * cols / 2..][..cols / 2];
             quant::decode_int4(packed, &scales[row * groups..][..groups], &mut w);
+            paired = true;
+        }
+        Weights::Int4F16 { packed, scales } => {
+            let groups = cols / INT4_F16_GROUP;
+            let packed = &packed[row * cols / 2..][..cols / 2];
+            quant::decode_int4_f16(packed, &scales[row * groups..][..groups], &mut w);
             paired = true;
         }
         Weights::Mxfp4 { packed, scales } => {
@@ -186,6 +210,15 @@ fn act8_output(weights: Weights, row: usize, x: &[f32], fused: bool) -> f32 {
             let weight = |c: usize| i32::from(nibble(packed, c)) - 8;
             for start in (0..cols).step_by(8) {
                 let scale = w[(row * cols + start) / INT4_GROUP] * scales[start / INT8_GROUP];
+                let lane = &mut lanes[start / 8 % 16];
+                *lane = mul_add(fused, sum(start..start + 8, &weight), scale, *lane);
+            }
+        }
+        Weights::Int4F16 { packed, scales: w } => {
+            let weight = |c: usize| i32::from(nibble(packed, c)) - 8;
+            for start in (0..cols).step_by(8) {
+                let weight_scale = w[(row * cols + start) / INT4_F16_GROUP].to_f32();
+                let scale = weight_scale * scales[start / INT8_GROUP];
                 let lane = &mut lanes[start / 8 % 16];
                 *lane = mul_add(fused, sum(start..start + 8, &weight), scale, *lane);
             }
