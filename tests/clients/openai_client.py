@@ -3,6 +3,7 @@
 Needs the package `openai`; without it the script says so and succeeds.
 """
 
+import json
 import os
 import shutil
 import subprocess
@@ -17,7 +18,7 @@ except ImportError:
     print("skipped: no package `openai` (pip install openai)")
     sys.exit(0)
 
-from served import Served
+from served import CONTAINER, Served
 
 TOOLS = [{"type": "function", "function": {
     "name": "weather", "description": "Weather of a town",
@@ -144,7 +145,10 @@ def through_nginx(served, use):
 
 def waits_behind_a_long_one(client):
     """A stream and a document that get their slot after longer than the proxy's patience."""
-    first = chat(client, stream=True, max_completion_tokens=4000, seed=1)
+    with open(os.path.join(CONTAINER, "generation_config.json")) as file:
+        ends = json.load(file)["eos_token_id"]
+    never = {str(token): -100 for token in (ends if isinstance(ends, list) else [ends])}
+    first = chat(client, stream=True, max_completion_tokens=8000, seed=1, logit_bias=never)
     next(iter(first))
     with ThreadPoolExecutor(2) as pool:
         later = [pool.submit(lambda: whole(chat(client, seed=7))[:3]),
