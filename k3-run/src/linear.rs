@@ -1,11 +1,19 @@
 //! Matrix products that read the same inputs, spread over the pool as one region.
 
 use crate::kernels::{Activations, Arithmetic, Forms, Kernels, Matrix};
-use crate::parallel::{Columns, Split, join};
+use crate::parallel::{Columns, Split, current_threads, join};
 
 /// Weight bytes of the smallest part: some 5 to 10 µs of one thread, so that handing
-/// parts out costs little and no thread waits long for the last one.
-const GRAIN: usize = 96 << 10;
+/// parts out costs little.
+const MIN_GRAIN: usize = 96 << 10;
+
+/// Weight bytes of the largest part. A thread reads several places of its part at once,
+/// and memory is fastest where each of them goes on for long.
+const MAX_GRAIN: usize = 1 << 20;
+
+/// Parts that each thread gets at least where they are not the smallest, so that none
+/// waits long for the last one.
+const PARTS: usize = 8;
 
 /// One product: `out[t, r] = Σ_c matrix[r, c] * x[t, c]`.
 pub struct Product<'a> {
@@ -69,26 +77,38 @@ pub(crate) fn multiply_prepared(
     scratch: &Activations,
 ) {
     let matmul = |matrix: &Matrix, out: Columns| kernels.matmul(matrix, arithmetic, scratch, out);
-    spread(products, Kernels::min_rows(scratch.tokens()), &matmul);
+    let bytes: usize = products.iter().map(Product::bytes).sum();
+    let grain = (bytes / (PARTS * current_threads())).clamp(MIN_GRAIN, MAX_GRAIN);
+    let limits = Limits { grain, min_rows: Kernels::min_rows(scratch.tokens()) };
+    spread(products, limits, &matmul);
+}
+
+/// When a part is small enough.
+#[derive(Clone, Copy)]
+struct Limits {
+    /// Bytes that are not worth halving.
+    grain: usize,
+    min_rows: usize,
 }
 
 /// Halves the work by bytes until the parts are small.
-fn spread(products: &mut [Product], min_rows: usize, matmul: &(impl Fn(&Matrix, Columns) + Sync)) {
+fn spread(products: &mut [Product], limits: Limits, matmul: &(impl Fn(&Matrix, Columns) + Sync)) {
     let bytes: usize = products.iter().map(Product::bytes).sum();
+    let Limits { grain, min_rows } = limits;
     match products {
         [] => {}
         [one] => {
             let rows = one.matrix.rows();
-            if bytes <= GRAIN || rows < 2 * min_rows {
+            if bytes <= grain || rows < 2 * min_rows {
                 return matmul(&one.matrix, one.out.reborrow());
             }
             let mid = (rows / 2).next_multiple_of(min_rows);
             let (left, right) = one.out.reborrow().split_at(mid);
             let mut left = [Product { matrix: one.matrix.slice_rows(0..mid), out: left }];
             let mut right = [Product { matrix: one.matrix.slice_rows(mid..rows), out: right }];
-            join(|| spread(&mut left, min_rows, matmul), || spread(&mut right, min_rows, matmul));
+            join(|| spread(&mut left, limits, matmul), || spread(&mut right, limits, matmul));
         }
-        _ if bytes <= GRAIN => {
+        _ if bytes <= grain => {
             for product in products {
                 matmul(&product.matrix, product.out.reborrow());
             }
@@ -101,7 +121,7 @@ fn spread(products: &mut [Product], min_rows: usize, matmul: &(impl Fn(&Matrix, 
             });
             let mid = half.map_or(1, |i| i + 1).min(products.len() - 1);
             let (left, right) = products.split_at_mut(mid);
-            join(|| spread(left, min_rows, matmul), || spread(right, min_rows, matmul));
+            join(|| spread(left, limits, matmul), || spread(right, limits, matmul));
         }
     }
 }

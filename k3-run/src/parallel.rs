@@ -46,6 +46,11 @@ pub fn join(a: impl FnOnce() + Send, b: impl FnOnce() + Send) {
     rayon::join(a, b);
 }
 
+/// Number of threads of the pool this thread belongs to.
+pub(crate) fn current_threads() -> usize {
+    rayon::current_num_threads()
+}
+
 /// A number of equal items that can be cut in two.
 pub trait Split: Send + Sized {
     /// How many items are left.

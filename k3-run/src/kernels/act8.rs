@@ -446,7 +446,8 @@ fn product<S: Isa, W: Rows>(
     }
 }
 
-/// Few tokens: codes are unpacked in registers and used at once, several rows side by side.
+/// Few tokens: codes are unpacked in registers and used at once, in several rows far apart
+/// as by the exact products.
 #[inline(always)]
 fn direct<S: Isa, W: Rows, const R: usize, const T: usize>(
     isa: S,
@@ -455,21 +456,23 @@ fn direct<S: Isa, W: Rows, const R: usize, const T: usize>(
     out: &mut Columns,
 ) {
     let rows = out.width();
-    let whole = rows / R * R;
-    for row in (0..whole).step_by(R) {
-        direct_rows::<S, W, R, T>(isa, w, x, row, out);
+    let apart = rows / R;
+    for row in 0..apart {
+        direct_rows::<S, W, R, T>(isa, w, x, row, apart, out);
     }
-    for row in whole..rows {
-        direct_rows::<S, W, 1, T>(isa, w, x, row, out);
+    for row in apart * R..rows {
+        direct_rows::<S, W, 1, T>(isa, w, x, row, 0, out);
     }
 }
 
+/// Rows `row`, `row + apart`, `row + 2 * apart` and so on.
 #[inline(always)]
 fn direct_rows<S: Isa, W: Rows, const R: usize, const T: usize>(
     isa: S,
     w: W,
     x: &Activations,
     row: usize,
+    apart: usize,
     out: &mut Columns,
 ) {
     let mut sums = [[isa.splat(0.0); T]; R];
@@ -480,7 +483,7 @@ fn direct_rows<S: Isa, W: Rows, const R: usize, const T: usize>(
         let block = x.block8(W::ORDER, b);
         let mut steps = [w.steps(row, first, count); R];
         for r in 1..R {
-            steps[r] = w.steps(row + r, first, count);
+            steps[r] = w.steps(row + r * apart, first, count);
         }
         let tokens = Token::several::<T>(block, 0);
         for i in 0..count {
@@ -488,10 +491,8 @@ fn direct_rows<S: Isa, W: Rows, const R: usize, const T: usize>(
             for t in 1..T {
                 inputs[t] = tokens[t].step::<S, W>(isa, i);
             }
-            let ahead = i + W::AHEAD;
-            let ahead = if ahead < count { ahead } else { ahead + (R - 1) * count };
             for r in 0..R {
-                W::prefetch(isa, &steps[r], ahead);
+                W::prefetch(isa, &steps[r], i + W::AHEAD);
                 let codes = W::decode(isa, &steps[r], i);
                 for t in 0..T {
                     sums[r][t] = W::add(isa, &codes, &inputs[t], sums[r][t]);
@@ -504,7 +505,7 @@ fn direct_rows<S: Isa, W: Rows, const R: usize, const T: usize>(
                 inputs[t] = tokens[t].step::<S, W>(isa, count);
             }
             for r in 0..R {
-                let codes = w.decode_tail(isa, row + r);
+                let codes = w.decode_tail(isa, row + r * apart);
                 for t in 0..T {
                     sums[r][t] = W::add(isa, &codes, &inputs[t], sums[r][t]);
                 }
@@ -514,7 +515,8 @@ fn direct_rows<S: Isa, W: Rows, const R: usize, const T: usize>(
     for t in 0..T {
         let out = out.row_mut(t);
         for r in 0..R {
-            out[row + r] = isa.sum(sums[r][t]) * w.factor(row + r);
+            let row = row + r * apart;
+            out[row] = isa.sum(sums[r][t]) * w.factor(row);
         }
     }
 }

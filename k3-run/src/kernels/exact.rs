@@ -18,8 +18,8 @@ use crate::parallel::Columns;
 /// Columns decoded at a time.
 const STEP: usize = 64;
 
-/// Bytes of a row between reading weights and asking for later ones.
-pub(super) const AHEAD: usize = 1024;
+/// Bytes between reading weights and asking for later ones.
+pub(super) const AHEAD: usize = 2048;
 
 pub(super) struct Product<'a> {
     pub(super) matrix: Matrix<'a>,
@@ -374,8 +374,10 @@ fn product<S: Isa, W: Rows>(
     }
 }
 
-/// Few tokens: each weight is decoded in registers and used at once. Several rows run side
-/// by side, because the additions of one output have to wait for each other.
+/// Few tokens: each weight is decoded in registers and used at once. `R` rows run side by
+/// side, because the additions of one output have to wait for each other. They lie far
+/// apart, so that each place is read on and on from one row to the next: that is what
+/// memory does fastest.
 #[inline(always)]
 fn direct<S: Isa, W: Rows, const R: usize, const T: usize>(
     isa: S,
@@ -384,21 +386,23 @@ fn direct<S: Isa, W: Rows, const R: usize, const T: usize>(
     out: &mut Columns,
 ) {
     let rows = out.width();
-    let whole = rows / R * R;
-    for row in (0..whole).step_by(R) {
-        direct_rows::<S, W, R, T>(isa, w, x, row, out);
+    let apart = rows / R;
+    for row in 0..apart {
+        direct_rows::<S, W, R, T>(isa, w, x, row, apart, out);
     }
-    for row in whole..rows {
-        direct_rows::<S, W, 1, T>(isa, w, x, row, out);
+    for row in apart * R..rows {
+        direct_rows::<S, W, 1, T>(isa, w, x, row, 0, out);
     }
 }
 
+/// Rows `row`, `row + apart`, `row + 2 * apart` and so on.
 #[inline(always)]
 fn direct_rows<S: Isa, W: Rows, const R: usize, const T: usize>(
     isa: S,
     w: W,
     x: &Activations,
     row: usize,
+    apart: usize,
     out: &mut Columns,
 ) {
     let mut sums = [[isa.splat(0.0); T]; R];
@@ -409,7 +413,7 @@ fn direct_rows<S: Isa, W: Rows, const R: usize, const T: usize>(
         let block = x.block(W::ORDER, b);
         let mut steps = [w.steps(row, first, count); R];
         for r in 1..R {
-            steps[r] = w.steps(row + r, first, count);
+            steps[r] = w.steps(row + r * apart, first, count);
         }
         let mut inputs = [block.token(0).as_chunks::<4>().0; T];
         for t in 1..T {
@@ -420,10 +424,8 @@ fn direct_rows<S: Isa, W: Rows, const R: usize, const T: usize>(
             *x = &x[..count];
         }
         for i in 0..count {
-            let ahead = i + W::AHEAD;
-            let ahead = if ahead < count { ahead } else { ahead + (R - 1) * count };
             for r in 0..R {
-                W::prefetch(isa, &steps[r], ahead);
+                W::prefetch(isa, &steps[r], i + W::AHEAD);
                 let weights = W::decode(isa, &steps[r], i);
                 for (j, &weights) in weights.iter().enumerate() {
                     for t in 0..T {
@@ -435,7 +437,7 @@ fn direct_rows<S: Isa, W: Rows, const R: usize, const T: usize>(
         }
         if inputs[0].len() > count {
             for r in 0..R {
-                let weights = w.decode_tail(isa, row + r);
+                let weights = w.decode_tail(isa, row + r * apart);
                 for (j, &weights) in weights.iter().enumerate() {
                     for t in 0..T {
                         let x = isa.load(&inputs[t][count][j]);
@@ -448,7 +450,8 @@ fn direct_rows<S: Isa, W: Rows, const R: usize, const T: usize>(
     for t in 0..T {
         let out = out.row_mut(t);
         for r in 0..R {
-            out[row + r] = isa.sum(sums[r][t]) * w.factor(row + r);
+            let row = row + r * apart;
+            out[row] = isa.sum(sums[r][t]) * w.factor(row);
         }
     }
 }
