@@ -295,7 +295,7 @@ fn what_is_there_already_is_kept_until_it_may_go() {
     run(true, &mut |_| Err(Error::unsupported("stop"))).unwrap_err();
     assert!(contents(&out) == before, "the old one stays until the new one is complete");
     run(true, &mut |_| Ok(())).unwrap();
-    assert_eq!(Manifest::read(&out).unwrap().recipe.bits, 8);
+    assert_eq!(Manifest::read(&out).unwrap().recipe, recipe(8, 8, 8));
     assert!(!tiny.path("out.partial").exists());
 
     let home = tiny.path("home");

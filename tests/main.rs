@@ -7,6 +7,7 @@ mod faults;
 mod hostile;
 mod inspect;
 mod memory;
+mod quality;
 mod real_vocab;
 mod run;
 mod server;

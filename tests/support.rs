@@ -75,7 +75,7 @@ pub(crate) fn convert(snapshot: &Path, out: &Path, recipe: &Recipe) {
 
 /// Bits for all families alike.
 pub(crate) fn recipe(bits: u32, mla_bits: u32, head_bits: u32) -> Recipe {
-    Recipe { bits, mla_bits, head_bits }
+    Recipe::of_bits(bits, mla_bits, head_bits).expect("4, 8 or 16")
 }
 
 /// The trained demo snapshot.

@@ -33,9 +33,17 @@ impl Made {
 fn verify(out: &Path, snapshots: &[PathBuf], source: bool, rows: Option<usize>) -> Report {
     let pool = k3_prep::threads::pool(Some(2)).unwrap();
     let rederive = rows.map(|rows| Sample { rows, seed: 0 });
-    Verification { dir: out, snapshots, source, rederive, talk: Talk::Quiet, pool: &pool }
-        .run()
-        .unwrap()
+    Verification {
+        dir: out,
+        snapshots,
+        source,
+        rederive,
+        calibration: None,
+        talk: Talk::Quiet,
+        pool: &pool,
+    }
+    .run()
+    .unwrap()
 }
 
 /// Exactly what is said, in one text.
@@ -234,9 +242,17 @@ fn what_is_no_container_says_so() {
     let pool = k3_prep::threads::pool(Some(1)).unwrap();
     let run = |dir: &Path| {
         let talk = Talk::Quiet;
-        Verification { dir, snapshots: &[], source: false, rederive: None, talk, pool: &pool }
-            .run()
-            .unwrap_err()
+        Verification {
+            dir,
+            snapshots: &[],
+            source: false,
+            rederive: None,
+            calibration: None,
+            talk,
+            pool: &pool,
+        }
+        .run()
+        .unwrap_err()
     };
     assert!(run(&tiny.path("nothing")).to_string().ends_with("nothing: no such folder"));
     assert!(run(&tiny.snapshot()).to_string().ends_with("no manifest.json in this folder"));

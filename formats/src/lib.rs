@@ -5,6 +5,7 @@
 //! specification of the container.
 #![deny(missing_docs)]
 
+pub mod calibration;
 pub mod config;
 pub mod container;
 pub mod digest;

@@ -10,6 +10,12 @@ use safetensors::Dtype;
 
 use crate::{Error, Result};
 
+mod row;
+pub mod search;
+
+pub use row::{encode_row, stored_f16};
+pub use search::Scales;
+
 /// Columns that share one f32 scale in [`MatrixFormat::Int4G64`].
 pub const INT4_GROUP: usize = 64;
 
@@ -40,14 +46,13 @@ impl MatrixFormat {
     /// All of them, from most to fewest bytes.
     pub const ALL: [Self; 4] = [Self::Bf16, Self::Int8Row, Self::Int4G64, Self::Int4G32];
 
-    /// The format that `bits` (4, 8 or 16) asks for in a matrix of `cols` columns.
-    /// Int4 needs whole groups; a matrix without them falls back to int8.
+    /// The format that `bits` (4, 8 or 16) asks for.
     ///
     /// # Errors
     /// `bits` is none of 4, 8 and 16.
-    pub fn for_bits(bits: u32, cols: usize) -> Result<Self> {
+    pub fn of_bits(bits: u32) -> Result<Self> {
         match bits {
-            4 => Ok(Self::Int4G64.in_whole_groups(cols)),
+            4 => Ok(Self::Int4G64),
             8 => Ok(Self::Int8Row),
             16 => Ok(Self::Bf16),
             _ => Err(Error::unsupported(format!("expected 4, 8 or 16 bits, found {bits}"))),
@@ -147,13 +152,21 @@ pub fn decode_bf16(row: &[bf16], out: &mut [f32]) {
 /// # Panics
 /// The lengths differ.
 pub fn encode_int8(row: &[f32], codes: &mut [i8]) -> f32 {
-    assert_eq!(row.len(), codes.len(), "one code per weight");
     let scale = scale_of(row, 127.0);
+    encode_int8_with(row, scale, codes);
+    scale
+}
+
+/// As [`encode_int8`], with a scale already chosen.
+///
+/// # Panics
+/// The lengths differ.
+pub fn encode_int8_with(row: &[f32], scale: f32, codes: &mut [i8]) {
+    assert_eq!(row.len(), codes.len(), "one code per weight");
     let inverse = 1.0 / scale;
     for (code, w) in codes.iter_mut().zip(row) {
         *code = (w * inverse).round_ties_even().clamp(-127.0, 127.0) as i8;
     }
-    scale
 }
 
 /// Inverse of [`encode_int8`]: `out[c] = codes[c] * scale`.
@@ -244,6 +257,7 @@ pub fn decode_int4_f16(packed: &[u8], scales: &[f16], out: &mut [f32]) {
 
 /// The smallest f16 that is not below `scale`, so that no weight is clipped, and never
 /// zero: at least 2^-24, the smallest subnormal. At most the largest finite f16.
+#[inline]
 pub fn f16_scale(scale: f32) -> f16 {
     let nearest = f16::from_f32(scale);
     let above = if nearest.to_f32() < scale { nearest.to_bits() + 1 } else { nearest.to_bits() };
@@ -273,6 +287,7 @@ fn scale_of(weights: &[f32], levels: f32) -> f32 {
 }
 
 /// The scale that maps `absmax` to the code `levels` (127 or 7): `max(absmax / levels, 1e-20)`.
+#[inline]
 pub fn scale_for(absmax: f32, levels: f32) -> f32 {
     (absmax / levels).max(MIN_SCALE)
 }

@@ -3,9 +3,12 @@
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
-use k3_formats::recipe::Recipe;
 
 use crate::synth::{Preset, Routing};
+
+mod recipe;
+
+pub use recipe::RecipeArgs;
 
 /// Offline checkpoint toolkit for Kimi K3: convert, verify, inspect.
 #[derive(Debug, Parser)]
@@ -44,7 +47,7 @@ pub struct ConvertArgs {
     /// Container to write; OUT.partial holds the work until it is complete
     #[arg(value_name = "OUT")]
     pub out: PathBuf,
-    /// Bits per weight, by family.
+    /// Formats and scales.
     #[command(flatten)]
     pub recipe: RecipeArgs,
     /// Threads to quantize with [default: all that this process may use]
@@ -78,6 +81,9 @@ pub struct VerifyArgs {
     /// Also quantize sampled rows of every matrix again and compare
     #[arg(long)]
     pub rederive: bool,
+    /// The calibration file of a container with hessian scales, for --rederive
+    #[arg(long, value_name = "FILE")]
+    pub calibration: Option<PathBuf>,
     /// Rows of each matrix that --rederive samples
     #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..))]
     pub rows: u32,
@@ -110,7 +116,7 @@ pub struct InspectArgs {
 pub struct PlanArgs {
     /// Snapshot: a plain folder, a cache repository or revision, or a --local-dir download
     pub snapshot: PathBuf,
-    /// Bits per weight, by family.
+    /// Formats and scales.
     #[command(flatten)]
     pub recipe: RecipeArgs,
     /// Context to plan memory for, in tokens
@@ -170,34 +176,4 @@ pub struct SynthArgs {
     /// Write a container of that kind into OUT, and its snapshot into OUT.snapshot
     #[arg(long, requires = "sparse")]
     pub container: bool,
-}
-
-/// Bits per weight, by family of matrices.
-#[derive(Debug, Clone, Args)]
-pub struct RecipeArgs {
-    /// KDA, latent, shared and dense matrices: 4, 8, or 16 to keep BF16
-    #[arg(long, value_name = "BITS", default_value_t = 4, env = "K3_BITS", value_parser = bits)]
-    pub bits: u32,
-    /// MLA matrices: 4, 8 or 16
-    #[arg(long, value_name = "BITS", default_value_t = 8, env = "K3_MLA_BITS", value_parser = bits)]
-    pub mla_bits: u32,
-    /// lm_head: 4, 8 or 16
-    #[arg(long, value_name = "BITS", default_value_t = 8, env = "K3_HEAD_BITS", value_parser = bits)]
-    pub head_bits: u32,
-}
-
-impl RecipeArgs {
-    /// The recipe they ask for.
-    pub fn recipe(&self) -> Recipe {
-        Recipe { bits: self.bits, mla_bits: self.mla_bits, head_bits: self.head_bits }
-    }
-}
-
-fn bits(text: &str) -> Result<u32, String> {
-    match text {
-        "4" => Ok(4),
-        "8" => Ok(8),
-        "16" => Ok(16),
-        _ => Err("expected 4, 8 or 16".into()),
-    }
 }

@@ -24,7 +24,7 @@ use crate::output;
 use crate::plan::{ConversionPlan, DenseFile, PlannedTensor};
 use crate::problems::Lines;
 use crate::progress::Progress;
-use crate::quantize::{self, Outliers, Problem, Refused};
+use crate::quantize::{self, Outliers, Problem, Quantizer, Refused, Statistics};
 
 /// Most files written at once: more would only take memory.
 const MOST_WRITERS: usize = 16;
@@ -164,7 +164,8 @@ impl FileWork<'_> {
         let mut weights = vec![bf16::ZERO; at_once * cols];
         let mut codes = vec![0; at_once * code_bytes];
         let mut scales = vec![0.0; rows * row_scales];
-        let mut outliers = Outliers::default();
+        let mut statistics = Statistics::default();
+        let quantizer = Quantizer { format, cols, importance: tensor.importance.as_deref() };
         writer.tensor(Some(format.name()), |sink| {
             for row in (0..rows).step_by(at_once) {
                 let n = at_once.min(rows - row);
@@ -173,8 +174,7 @@ impl FileWork<'_> {
                 let scales = &mut scales[row * row_scales..][..n * row_scales];
                 self.read(tensor, reader, 2 * row * cols, bytemuck::cast_slice_mut(weights))?;
                 let mut quantize = |weights: &[bf16]| {
-                    let quantize = || quantize::quantize(format, cols, weights, codes, scales);
-                    self.pipeline.pool.install(quantize)
+                    self.pipeline.pool.install(|| quantizer.run(weights, codes, scales))
                 };
                 let element = |at: Refused| (row + at.row) * cols + at.col;
                 let found = match quantize(weights) {
@@ -189,12 +189,13 @@ impl FileWork<'_> {
                     Problem::NotFinite => self.not_finite(tensor, element(at)),
                     Problem::TooLarge => self.too_large(tensor, row + at.row, at.col),
                 })?;
-                outliers.add(found, row);
+                statistics.add(found, row);
                 sink.write(codes)?;
             }
             Ok::<_, Halt>(())
         })?;
-        self.report(tensor, outliers);
+        writer.relative_error(statistics.relative_error());
+        self.report(tensor, statistics.outliers);
         writer.tensor(None, |sink| match format.scale_dtype() {
             Dtype::F16 => scales.chunks(SCALES_AT_ONCE).try_for_each(|scales| {
                 let halves: Vec<f16> = scales.iter().map(|&s| f16::from_f32(s)).collect();

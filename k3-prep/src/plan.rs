@@ -2,12 +2,14 @@
 //! files and the recipe. It can be printed, tested and executed; executing decides nothing.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
+use k3_formats::calibration::Calibration;
 use k3_formats::config::ModelConfig;
 use k3_formats::container::layout::Layout;
 use k3_formats::container::manifest::{FORMAT_VERSION, FileRecord, Manifest, ShardRecord};
 use k3_formats::container::{EXPERT_TABLE_FILE, TOKENIZER_FILE, dense_file_name, stored_tensors};
-use k3_formats::quant::MatrixFormat;
+use k3_formats::quant::{MatrixFormat, Scales};
 use k3_formats::recipe::Recipe;
 use k3_formats::snapshot::{Snapshot, Source};
 use k3_formats::tensor_name::TensorSpec;
@@ -89,6 +91,8 @@ pub struct PlannedTensor {
     pub shard: usize,
     /// Offset of its data in the shard file.
     pub offset: u64,
+    /// What each column's error counts, where the recipe searches scales.
+    pub importance: Option<Arc<[f32]>>,
 }
 
 /// A file whose bytes are known when the plan is made.
@@ -106,6 +110,18 @@ impl ConversionPlan {
     /// # Errors
     /// Lists everything that is missing or unfit; nothing has been written.
     pub fn new(snapshot: &Snapshot, recipe: &Recipe) -> Result<Self> {
+        Self::calibrated(snapshot, recipe, None)
+    }
+
+    /// As [`ConversionPlan::new`], for recipes that weigh errors by `calibration`.
+    ///
+    /// # Errors
+    /// Also when the recipe needs a calibration and this is none, or another.
+    pub fn calibrated(
+        snapshot: &Snapshot,
+        recipe: &Recipe,
+        calibration: Option<&Calibration>,
+    ) -> Result<Self> {
         let mut problems = Problems::default();
         let inventory = Inventory::take(snapshot, &mut problems);
         let small = small_files(snapshot, &mut problems);
@@ -127,7 +143,7 @@ impl ConversionPlan {
             snapshot: absolute(&snapshot.dir)?,
             shards: inventory.shards,
             shard_paths: snapshot.shards.iter().map(|s| s.path.clone()).collect(),
-            dense: dense_files(inventory.dense, recipe)?,
+            dense: dense_files(inventory.dense, recipe, calibration)?,
             small: all_small,
             left_out: inventory.vision,
             scattered_experts,
@@ -178,13 +194,19 @@ fn absolute(dir: &Path) -> Result<PathBuf> {
     fs_err::canonicalize(dir).map_err(|e| Error::io(dir, "resolve", e))
 }
 
-fn dense_files(tensors: Vec<(TensorSpec, usize, u64)>, recipe: &Recipe) -> Result<Vec<DenseFile>> {
+fn dense_files(
+    tensors: Vec<(TensorSpec, usize, u64)>,
+    recipe: &Recipe,
+    calibration: Option<&Calibration>,
+) -> Result<Vec<DenseFile>> {
+    let mut importances = Importances { recipe, calibration, equal: Vec::new() };
     let mut files: Vec<(String, Vec<PlannedTensor>)> = Vec::new();
     for (spec, shard, offset) in tensors {
         let name = dense_file_name(&spec);
         // BF16 is how a matrix already is: nothing is done to it.
-        let format = recipe.format_of(&spec)?.filter(|&f| f != MatrixFormat::Bf16);
-        let tensor = PlannedTensor { spec, format, shard, offset };
+        let format = recipe.format_of(&spec).filter(|&f| f != MatrixFormat::Bf16);
+        let importance = if format.is_some() { importances.of(&spec)? } else { None };
+        let tensor = PlannedTensor { spec, format, shard, offset, importance };
         match files.last_mut() {
             Some((last, tensors)) if *last == name => tensors.push(tensor),
             _ => files.push((name, vec![tensor])),
@@ -196,6 +218,45 @@ fn dense_files(tensors: Vec<(TensorSpec, usize, u64)>, recipe: &Recipe) -> Resul
         Ok(DenseFile { layout: Layout::new(&placed)?, name, tensors })
     };
     files.into_iter().map(file).collect()
+}
+
+/// What the errors of columns count, by matrix.
+struct Importances<'a> {
+    recipe: &'a Recipe,
+    calibration: Option<&'a Calibration>,
+    /// All columns alike, one for each width there is.
+    equal: Vec<Arc<[f32]>>,
+}
+
+impl Importances<'_> {
+    fn of(&mut self, spec: &TensorSpec) -> Result<Option<Arc<[f32]>>> {
+        let Some((_, cols)) = spec.matrix_dims() else { return Ok(None) };
+        match self.recipe.scales() {
+            Scales::Absmax => Ok(None),
+            Scales::Mse => {
+                let equal = self.equal.iter().find(|equal| equal.len() == cols).cloned();
+                Ok(Some(equal.unwrap_or_else(|| {
+                    let equal: Arc<[f32]> = vec![1.0; cols].into();
+                    self.equal.push(equal.clone());
+                    equal
+                })))
+            }
+            Scales::Hessian => {
+                let hint = "give --calibration FILE, which `k3-run calibrate` writes";
+                let given = self.calibration.filter(|c| {
+                    self.recipe.calibration().is_none_or(|recorded| recorded == c.sha256)
+                });
+                let Some(calibration) = given else {
+                    let problem = match self.calibration {
+                        None => "hessian scales need a calibration file",
+                        Some(_) => "not the calibration file that the recipe was used with",
+                    };
+                    return Err(Error::missing(problem).hint(hint));
+                };
+                calibration.importance(&spec.name, cols).map(|i| Some(i.into()))
+            }
+        }
+    }
 }
 
 fn small_files(snapshot: &Snapshot, problems: &mut Problems) -> Vec<SmallFile> {

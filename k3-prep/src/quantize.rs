@@ -1,11 +1,15 @@
 //! Rows of BF16 weights to codes and scales, spread over threads.
 //!
-//! `k3_formats::quant` defines every value; `rows.rs` computes the same values faster.
+//! `k3_formats::quant` defines every value; `rows.rs` computes the same values faster, and
+//! what they cost.
 
 use half::bf16;
 use k3_formats::quant::MatrixFormat;
 use rayon::prelude::*;
 
+use self::rows::Row;
+
+mod isa;
 mod rows;
 
 /// Weights that one thread quantizes at a time: long enough to be worth a hand-over.
@@ -64,62 +68,117 @@ impl Outliers {
     }
 }
 
-/// Quantizes `weights: [rows, cols]` to `codes: [rows, code bytes]` and
-/// `scales: [rows, scales per row]`, on the threads of the current rayon pool. Scales that
-/// will be stored as f16 are f16 values.
-///
-/// # Errors
-/// The first weight that cannot be stored; codes and scales then mean nothing.
-///
-/// # Panics
-/// The lengths do not fit each other, or the format is BF16.
-pub fn quantize(
-    format: MatrixFormat,
-    cols: usize,
-    weights: &[bf16],
-    codes: &mut [u8],
-    scales: &mut [f32],
-) -> Result<Outliers, Refused> {
-    let (code_bytes, row_scales) = (format.code_bytes_per_row(cols), format.scales_per_row(cols));
-    let rows = weights.len() / cols;
-    assert_eq!(weights.len(), rows * cols, "whole rows");
-    assert_eq!(codes.len(), rows * code_bytes, "codes of every row");
-    assert_eq!(scales.len(), rows * row_scales, "scales of every row");
-    let at_once = (WEIGHTS_AT_ONCE / cols).max(1);
-    let parts = weights
-        .par_chunks(at_once * cols)
-        .zip(codes.par_chunks_mut(at_once * code_bytes))
-        .zip(scales.par_chunks_mut(at_once * row_scales))
-        .enumerate();
-    let outcomes: Vec<_> = parts
-        .map(|(part, ((weights, codes), scales))| {
-            let mut outliers = Outliers::default();
-            let each = weights
-                .chunks_exact(cols)
-                .zip(codes.chunks_exact_mut(code_bytes))
-                .zip(scales.chunks_exact_mut(row_scales));
-            for (i, ((weights, codes), scales)) in each.enumerate() {
-                let row = part * at_once + i;
-                let ratio = match format {
-                    MatrixFormat::Int8Row => rows::int8(weights, codes, &mut scales[0]),
-                    MatrixFormat::Int4G64 => rows::int4(weights, codes, scales),
-                    MatrixFormat::Int4G32 => rows::int4_f16(weights, codes, scales),
-                    MatrixFormat::Bf16 => panic!("BF16 is not quantized"),
-                }
-                .map_err(|(col, problem)| Refused { row, col, problem })?;
-                if let Some(ratio) = ratio {
-                    let worst = Some(Outlier { row, ratio });
-                    outliers.add(Outliers { rows: 1, worst }, 0);
-                }
-            }
-            Ok(outliers)
-        })
-        .collect();
-    let mut all = Outliers::default();
-    for outcome in outcomes {
-        all.add(outcome?, 0);
+/// What quantizing some rows did.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct Statistics {
+    /// Rows whose largest weight dwarfs the others.
+    pub outliers: Outliers,
+    /// `Σ (w - code * scale)²`.
+    pub error: f64,
+    /// `Σ w²`.
+    pub energy: f64,
+}
+
+impl Statistics {
+    /// Adds those of a block that begins at row `first_row`.
+    pub fn add(&mut self, other: Self, first_row: usize) {
+        self.outliers.add(other.outliers, first_row);
+        self.error += other.error;
+        self.energy += other.energy;
     }
-    Ok(all)
+
+    /// Root mean square error over root mean square weight; 0 for a matrix of zeros.
+    pub fn relative_error(&self) -> f64 {
+        if self.energy > 0.0 { (self.error / self.energy).sqrt() } else { 0.0 }
+    }
+}
+
+/// How the rows of one matrix are quantized.
+#[derive(Debug, Clone, Copy)]
+pub struct Quantizer<'a> {
+    /// Not BF16.
+    pub format: MatrixFormat,
+    /// Columns.
+    pub cols: usize,
+    /// `[cols]`: what each column's error counts, if scales are to be searched.
+    pub importance: Option<&'a [f32]>,
+}
+
+impl Quantizer<'_> {
+    /// Quantizes `weights: [rows, cols]` to `codes: [rows, code bytes]` and
+    /// `scales: [rows, scales per row]`, on the threads of the current rayon pool. Scales that
+    /// will be stored as f16 are f16 values.
+    ///
+    /// # Errors
+    /// The first weight that cannot be stored; codes and scales then mean nothing.
+    ///
+    /// # Panics
+    /// The lengths do not fit each other, or the format is BF16.
+    pub fn run(
+        &self,
+        weights: &[bf16],
+        codes: &mut [u8],
+        scales: &mut [f32],
+    ) -> Result<Statistics, Refused> {
+        let (format, cols) = (self.format, self.cols);
+        let (code_bytes, row_scales) =
+            (format.code_bytes_per_row(cols), format.scales_per_row(cols));
+        let rows = weights.len() / cols;
+        assert_eq!(weights.len(), rows * cols, "whole rows");
+        assert_eq!(codes.len(), rows * code_bytes, "codes of every row");
+        assert_eq!(scales.len(), rows * row_scales, "scales of every row");
+        assert!(self.importance.is_none_or(|i| i.len() == cols), "one importance per column");
+        let at_once = (WEIGHTS_AT_ONCE / cols).max(1);
+        let parts = weights
+            .par_chunks(at_once * cols)
+            .zip(codes.par_chunks_mut(at_once * code_bytes))
+            .zip(scales.par_chunks_mut(at_once * row_scales))
+            .enumerate();
+        let outcomes: Vec<_> = parts
+            .map(|(part, ((weights, codes), scales))| {
+                self.rows(part * at_once, weights, codes, scales)
+            })
+            .collect();
+        // In order, so that sums do not depend on threads.
+        let mut all = Statistics::default();
+        for outcome in outcomes {
+            all.add(outcome?, 0);
+        }
+        Ok(all)
+    }
+
+    /// Some rows on this thread, the first of them number `first`.
+    fn rows(
+        &self,
+        first: usize,
+        weights: &[bf16],
+        codes: &mut [u8],
+        scales: &mut [f32],
+    ) -> Result<Statistics, Refused> {
+        let Self { format, cols, importance } = *self;
+        let mut wide = vec![0.0; if importance.is_some() { cols } else { 0 }];
+        let mut statistics = Statistics::default();
+        let each = weights
+            .chunks_exact(cols)
+            .zip(codes.chunks_exact_mut(format.code_bytes_per_row(cols)))
+            .zip(scales.chunks_exact_mut(format.scales_per_row(cols)));
+        for (i, ((weights, codes), scales)) in each.enumerate() {
+            let row = first + i;
+            let on_its_way = Row { weights, importance, codes, scales, wide: &mut wide };
+            let seen = isa::quantize(format, on_its_way).map_err(|(col, problem)| Refused {
+                row,
+                col,
+                problem,
+            })?;
+            statistics.error += seen.error;
+            statistics.energy += seen.energy;
+            if let Some(ratio) = seen.outlier {
+                let worst = Some(Outlier { row, ratio });
+                statistics.outliers.add(Outliers { rows: 1, worst }, 0);
+            }
+        }
+        Ok(statistics)
+    }
 }
 
 /// Index of the first NaN or infinity among BF16 values.
@@ -133,154 +192,4 @@ pub fn first_non_finite_f32(values: &[f32]) -> Option<usize> {
 }
 
 #[cfg(test)]
-mod tests {
-    use half::f16;
-    use k3_formats::quant;
-
-    use super::*;
-
-    fn bf16s(values: impl IntoIterator<Item = f32>) -> Vec<bf16> {
-        values.into_iter().map(bf16::from_f32).collect()
-    }
-
-    /// Rows of many kinds: every magnitude, exact half steps, zeros, subnormals, extremes.
-    fn hard_rows(cols: usize) -> Vec<bf16> {
-        let mut rng = fastrand::Rng::with_seed(7);
-        let mut out = Vec::new();
-        for exponent in (-133..127).step_by(4) {
-            let unit = (f64::from(exponent)).exp2();
-            out.extend(bf16s((0..cols).map(|_| ((rng.f64() - 0.5) * unit) as f32)));
-        }
-        for (absmax, levels) in [(127.0, 60), (7.0, 7)] {
-            out.extend(bf16s((0..cols).map(|c| match c % 64 {
-                0 => absmax,
-                c => (c % levels) as f32 + 0.5 - levels as f32 / 2.0,
-            })));
-        }
-        out.extend(bf16s((0..cols).map(|c| if c % 2 == 0 { f32::MAX / 1.01 } else { -1.0 })));
-        out.extend(bf16s((0..cols).map(|c| if c == cols - 1 { 3e38 } else { 1e-3 })));
-        out.extend(bf16s((0..cols).map(|c| if c % 3 == 0 { 1.27e-18 } else { 0.5e-20 })));
-        out.extend(vec![bf16::ZERO; cols]);
-        out.extend(vec![bf16::NEG_ZERO; cols]);
-        // Every finite BF16 there is.
-        let all = (0..=u16::MAX).map(bf16::from_bits).filter(|w| w.is_finite());
-        let mut all: Vec<_> = all.collect();
-        rng.shuffle(&mut all);
-        all.truncate(all.len() / cols * cols);
-        out.extend(all);
-        out
-    }
-
-    #[test]
-    fn every_value_is_the_definitions() {
-        for cols in [1, 17, 63, 64, 96, 192, 7168] {
-            let weights = hard_rows(cols);
-            let rows = weights.len() / cols;
-            let mut wide = vec![0.0; cols];
-            let (mut codes, mut scales) = (vec![0; rows * cols], vec![0.0; rows]);
-            quantize(MatrixFormat::Int8Row, cols, &weights, &mut codes, &mut scales).unwrap();
-            for r in 0..rows {
-                quant::decode_bf16(&weights[r * cols..][..cols], &mut wide);
-                let mut expected = vec![0; cols];
-                let scale = quant::encode_int8(&wide, &mut expected);
-                assert_eq!(scales[r].to_bits(), scale.to_bits(), "row {r} of {cols}");
-                let expected: &[u8] = bytemuck::cast_slice(&expected);
-                assert_eq!(&codes[r * cols..][..cols], expected, "row {r} of {cols}");
-            }
-            if cols % 64 != 0 {
-                continue;
-            }
-            let groups = cols / 64;
-            let (mut codes, mut scales) = (vec![0; rows * cols / 2], vec![0.0; rows * groups]);
-            quantize(MatrixFormat::Int4G64, cols, &weights, &mut codes, &mut scales).unwrap();
-            for r in 0..rows {
-                quant::decode_bf16(&weights[r * cols..][..cols], &mut wide);
-                let (mut packed, mut expected) = (vec![0; cols / 2], vec![0.0; groups]);
-                quant::encode_int4(&wide, &mut packed, &mut expected);
-                let bits = |s: &[f32]| s.iter().map(|s| s.to_bits()).collect::<Vec<_>>();
-                assert_eq!(bits(&scales[r * groups..][..groups]), bits(&expected), "row {r}");
-                assert_eq!(&codes[r * cols / 2..][..cols / 2], packed, "row {r} of {cols}");
-            }
-        }
-    }
-
-    #[test]
-    fn every_value_with_f16_scales_is_the_definitions() {
-        for cols in [32, 96, 7168] {
-            let mut weights = hard_rows(cols);
-            let largest = bf16::from_f32(quant::INT4_F16_LARGEST / 1.01);
-            for w in &mut weights {
-                *w = bf16::from_f32(w.to_f32().clamp(-largest.to_f32(), largest.to_f32()));
-            }
-            let (rows, groups) = (weights.len() / cols, cols / 32);
-            let (mut codes, mut scales) = (vec![0; rows * cols / 2], vec![0.0; rows * groups]);
-            quantize(MatrixFormat::Int4G32, cols, &weights, &mut codes, &mut scales).unwrap();
-            let mut wide = vec![0.0; cols];
-            for r in 0..rows {
-                quant::decode_bf16(&weights[r * cols..][..cols], &mut wide);
-                let (mut packed, mut expected) = (vec![0; cols / 2], vec![f16::ZERO; groups]);
-                quant::encode_int4_f16(&wide, &mut packed, &mut expected);
-                let expected: Vec<f32> = expected.iter().map(|s| s.to_f32()).collect();
-                assert_eq!(scales[r * groups..][..groups], expected, "row {r} of {cols}");
-                assert_eq!(&codes[r * cols / 2..][..cols / 2], packed, "row {r} of {cols}");
-            }
-        }
-    }
-
-    #[test]
-    fn a_weight_beyond_f16_scales_is_named() {
-        let cols = 64;
-        let mut weights = vec![bf16::from_f32(4e5); 5 * cols];
-        let (mut codes, mut scales) = (vec![0; 5 * cols / 2], vec![0.0; 5 * 2]);
-        let format = MatrixFormat::Int4G32;
-        assert!(quantize(format, cols, &weights, &mut codes, &mut scales).is_ok());
-        weights[3 * cols + 50] = bf16::from_f32(-5e5);
-        let found = quantize(format, cols, &weights, &mut codes, &mut scales);
-        assert_eq!(found, Err(Refused { row: 3, col: 50, problem: Problem::TooLarge }));
-    }
-
-    #[test]
-    fn the_first_non_finite_weight_is_named() {
-        let cols = 128;
-        for format in [MatrixFormat::Int8Row, MatrixFormat::Int4G64, MatrixFormat::Int4G32] {
-            let mut weights = vec![bf16::ONE; 3000 * cols];
-            for (row, col, bad) in
-                [(2999, 1, f32::NAN), (1700, 77, f32::INFINITY), (1700, 99, f32::NEG_INFINITY)]
-            {
-                weights[row * cols + col] = bf16::from_f32(bad);
-            }
-            let mut codes = vec![0; 3000 * format.code_bytes_per_row(cols)];
-            let mut scales = vec![0.0; 3000 * format.scales_per_row(cols)];
-            let found = quantize(format, cols, &weights, &mut codes, &mut scales);
-            let problem = Problem::NotFinite;
-            assert_eq!(found, Err(Refused { row: 1700, col: 77, problem }));
-            assert_eq!(first_non_finite_bf16(&weights), Some(1700 * cols + 77));
-            assert_eq!(first_non_finite_bf16(&weights[..1700 * cols]), None);
-        }
-    }
-
-    #[test]
-    fn outliers_are_measured_against_the_rest_of_their_row() {
-        let cols = 256;
-        let mut weights = bf16s((0..4 * cols).map(|i| if i % 2 == 0 { 0.5 } else { -0.5 }));
-        weights[cols + 9] = bf16::from_f32(64.0); // 128 times the rest
-        weights[2 * cols + 9] = bf16::from_f32(-3e38);
-        weights[3 * cols..].fill(bf16::ZERO);
-        weights[3 * cols] = bf16::ONE; // alone in its row: nothing is lost
-        for format in [MatrixFormat::Int8Row, MatrixFormat::Int4G64] {
-            let mut codes = vec![0; 4 * format.code_bytes_per_row(cols)];
-            let mut scales = vec![0.0; 4 * format.scales_per_row(cols)];
-            let found = quantize(format, cols, &weights, &mut codes, &mut scales).unwrap();
-            assert_eq!(found.rows, 2);
-            let worst = found.worst.unwrap();
-            assert_eq!(worst.row, 2);
-            assert!((worst.ratio / 6e38 - 1.0).abs() < 0.01, "{worst:?}");
-            let tame = &weights[..2 * cols];
-            let half = codes.len() / 2;
-            let scale_half = scales.len() / 2;
-            let found = quantize(format, cols, tame, &mut codes[..half], &mut scales[..scale_half]);
-            let worst = found.unwrap().worst.unwrap();
-            assert_eq!((worst.row, worst.ratio), (1, 128.0));
-        }
-    }
-}
+mod tests;

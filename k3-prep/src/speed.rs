@@ -11,7 +11,7 @@ use serde::Serialize;
 
 use crate::block_reader::{BLOCK, BlockReader, Pages};
 use crate::plan::ConversionPlan;
-use crate::quantize;
+use crate::quantize::Quantizer;
 
 /// Longest time that reading is measured.
 const READ_FOR: Duration = Duration::from_millis(1500);
@@ -78,7 +78,8 @@ fn compute_speed(pool: &rayon::ThreadPool) -> f64 {
     let mut codes = vec![0; rows * format.code_bytes_per_row(COLS)];
     let mut scales = vec![0.0; rows * format.scales_per_row(COLS)];
     let begin = Instant::now();
-    let _ = pool.install(|| quantize::quantize(format, COLS, &weights, &mut codes, &mut scales));
+    let quantizer = Quantizer { format, cols: COLS, importance: None };
+    let _ = pool.install(|| quantizer.run(&weights, &mut codes, &mut scales));
     let quantized = begin.elapsed().as_secs_f64();
     let begin = Instant::now();
     let mut hasher = Hasher::new();

@@ -5,6 +5,7 @@
 
 use std::path::{Path, PathBuf};
 
+use k3_formats::calibration::Calibration;
 use k3_formats::container::manifest::{FileRecord, MANIFEST_FILE, Manifest, SUMS_FILE};
 use k3_formats::container::{Container, EXPERT_TABLE_FILE, TOKENIZER_FILE, dense_file_name};
 use k3_formats::digest::Digest;
@@ -37,6 +38,8 @@ pub struct Verification<'a> {
     pub source: bool,
     /// Quantize sampled rows again.
     pub rederive: Option<Sample>,
+    /// What the conversion weighed errors by, to quantize again what it did.
+    pub calibration: Option<&'a Calibration>,
     /// Whether to say how far it is.
     pub talk: Talk,
     /// Threads that hash.
@@ -140,7 +143,13 @@ impl Verification<'_> {
         if let Some(sample) = self.rederive {
             match &container {
                 Some(container) => {
-                    let check = rederive::Rederivation { container, snapshots: &snapshots, sample };
+                    let calibration = self.calibration;
+                    let check = rederive::Rederivation {
+                        container,
+                        snapshots: &snapshots,
+                        calibration,
+                        sample,
+                    };
                     report.rederived = Some(check.run(self.pool, &mut found));
                 }
                 None => found.note("nothing was rederived, because the container does not open"),
@@ -244,9 +253,8 @@ impl Verification<'_> {
         }
         for spec in specs.iter().filter(|spec| spec.matrix_dims().is_some()) {
             let recorded = container.matrix(&spec.name).map(|m| m.format);
-            let by_recipe = manifest.recipe.format_of(spec);
+            let expected = manifest.recipe.format_of(spec).unwrap_or(MatrixFormat::Bf16);
             let outcome = recorded.and_then(|recorded| {
-                let expected = by_recipe?.unwrap_or(MatrixFormat::Bf16);
                 let (expected, recorded) = (expected.name(), recorded.name());
                 let problem = || format!("expected {expected} by the recipe, found {recorded}");
                 if expected == recorded { Ok(()) } else { Err(Error::mismatch(problem())) }

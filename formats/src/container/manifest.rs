@@ -77,6 +77,10 @@ pub struct TensorRecord {
     /// Number format of a quantized matrix; absent for what passed through unchanged.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub format: Option<String>,
+    /// Root mean square error of a quantized matrix over its root mean square weight, in
+    /// millionths: a whole number, so that it is the same after any number of readings.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub error_ppm: Option<u64>,
     /// SHA-256 of its bytes.
     pub sha256: Digest,
 }

@@ -79,9 +79,19 @@ impl DenseWriter {
         self.tensors.push(TensorRecord {
             name: span.name,
             format: format.map(str::to_owned),
+            error_ppm: None,
             sha256,
         });
         Ok(())
+    }
+
+    /// Records the relative error of the matrix that was written last.
+    ///
+    /// # Panics
+    /// There is none.
+    pub fn relative_error(&mut self, error: f64) {
+        let ppm = (1e6 * error).round() as u64;
+        self.tensors.last_mut().expect("a tensor was written").error_ppm = Some(ppm);
     }
 
     /// Leaves the next tensor of the layout as a hole, which reads as zeros and takes no
@@ -104,6 +114,7 @@ impl DenseWriter {
         self.tensors.push(TensorRecord {
             name: span.name,
             format: format.map(str::to_owned),
+            error_ppm: None,
             sha256,
         });
         Ok(())

@@ -151,12 +151,12 @@ fn nibbles_are_offset_by_eight_and_the_even_column_is_low() {
 
 #[test]
 fn rows_without_whole_groups_fall_back_to_int8() {
-    let format = |bits, cols| MatrixFormat::for_bits(bits, cols).unwrap();
+    let format = |bits, cols| MatrixFormat::of_bits(bits).unwrap().in_whole_groups(cols);
     assert_eq!(format(4, 7168), MatrixFormat::Int4G64);
     assert_eq!(format(4, 7160), MatrixFormat::Int8Row);
     assert_eq!(format(8, 7168), MatrixFormat::Int8Row);
     assert_eq!(format(16, 7168), MatrixFormat::Bf16);
-    let error = MatrixFormat::for_bits(5, 64).unwrap_err();
+    let error = MatrixFormat::of_bits(5).unwrap_err();
     assert_eq!(error.to_string(), "expected 4, 8 or 16 bits, found 5");
     let int4 = MatrixFormat::Int4G64;
     assert_eq!((int4.code_bytes_per_row(7168), int4.scales_per_row(7168)), (3584, 112));

@@ -30,7 +30,9 @@ pub(super) fn run(args: &ConvertArgs, talk: Talk) -> Result<Outcome> {
     let start = Instant::now();
     let pool = threads::pool(args.jobs)?;
     let snapshot = Snapshot::open(&args.snapshot)?;
-    let plan = pool.install(|| ConversionPlan::new(&snapshot, &args.recipe.recipe()))?;
+    let (recipe, calibration) = args.recipe.recipe()?;
+    let plan = || ConversionPlan::calibrated(&snapshot, &recipe, calibration.as_ref());
+    let plan = pool.install(plan)?;
     let summary = plan.summary();
     let folder = OutputFolder::check(&args.out, &plan.snapshot, args.force)?;
     conversion::existing(&plan, &folder)?;

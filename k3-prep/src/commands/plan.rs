@@ -66,7 +66,9 @@ impl Memory {
 pub(super) fn run(args: &PlanArgs) -> Result<Outcome> {
     let pool = threads::pool(args.jobs)?;
     let snapshot = Snapshot::open(&args.snapshot)?;
-    let plan = pool.install(|| ConversionPlan::new(&snapshot, &args.recipe.recipe()))?;
+    let (recipe, calibration) = args.recipe.recipe()?;
+    let plan = || ConversionPlan::calibrated(&snapshot, &recipe, calibration.as_ref());
+    let plan = pool.install(plan)?;
     plan.warnings.iter().for_each(output::warn);
     let dense = plan.dense.iter().map(|f| File {
         name: f.name.clone(),

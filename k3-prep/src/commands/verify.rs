@@ -3,6 +3,7 @@
 use std::io::{self, Write};
 
 use anyhow::Result;
+use k3_formats::calibration::Calibration;
 
 use crate::Outcome;
 use crate::cli::VerifyArgs;
@@ -15,11 +16,13 @@ use crate::verify::{Report, Sample, Verification};
 pub(super) fn run(args: &VerifyArgs, talk: Talk) -> Result<Outcome> {
     let pool = threads::pool(args.jobs)?;
     let sample = Sample { rows: args.rows as usize, seed: args.seed };
+    let calibration = args.calibration.as_deref().map(Calibration::read).transpose()?;
     let verification = Verification {
         dir: &args.container,
         snapshots: &args.snapshot,
         source: args.source,
         rederive: args.rederive.then_some(sample),
+        calibration: calibration.as_ref(),
         talk,
         pool: &pool,
     };

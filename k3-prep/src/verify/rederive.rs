@@ -4,6 +4,7 @@
 use std::path::PathBuf;
 
 use half::{bf16, f16};
+use k3_formats::calibration::Calibration;
 use k3_formats::container::Container;
 use k3_formats::container::manifest::MANIFEST_FILE;
 use k3_formats::quant::{self, MatrixFormat};
@@ -30,6 +31,7 @@ pub struct Sample {
 pub(super) struct Rederivation<'a> {
     pub(super) container: &'a Container,
     pub(super) snapshots: &'a [PathBuf],
+    pub(super) calibration: Option<&'a Calibration>,
     pub(super) sample: Sample,
 }
 
@@ -66,7 +68,7 @@ impl Rederivation<'_> {
             .split_first()
             .ok_or_else(|| Error::missing("no snapshot to convert again"))?;
         let snapshot = Snapshot::open_spread(first, others)?;
-        ConversionPlan::new(&snapshot, &self.container.manifest.recipe)
+        ConversionPlan::calibrated(&snapshot, &self.container.manifest.recipe, self.calibration)
     }
 
     fn small_files(&self, plan: &ConversionPlan, found: &mut Findings) {
@@ -113,7 +115,7 @@ impl Rederivation<'_> {
             reader.read(&mut source, tensor.offset + (row * row_bytes) as u64)?;
             make_finite(spec.dtype, &mut source);
             let same = match tensor.format {
-                Some(format) => self.quantized_row(&spec.name, format, row, &source)?,
+                Some(format) => self.quantized_row(tensor, format, row, &source)?,
                 None => {
                     let stored = self.container.stored_bytes(&spec.name)?;
                     stored.get(row * row_bytes..(row + 1) * row_bytes) == Some(&source[..])
@@ -144,38 +146,24 @@ impl Rederivation<'_> {
 
     fn quantized_row(
         &self,
-        name: &str,
+        tensor: &PlannedTensor,
         format: MatrixFormat,
         row: usize,
         source: &[u8],
     ) -> Result<bool> {
-        let matrix = self.container.matrix(name)?;
+        let matrix = self.container.matrix(&tensor.spec.name)?;
         let cols = matrix.cols;
         let weights: Vec<bf16> =
             source.as_chunks::<2>().0.iter().map(|b| bf16::from_le_bytes(*b)).collect();
         let mut wide = vec![0.0; cols];
         quant::decode_bf16(&weights, &mut wide);
         let mut codes = vec![0; format.code_bytes_per_row(cols)];
-        let count = format.scales_per_row(cols);
-        let scales = match format {
-            MatrixFormat::Bf16 => {
-                codes.copy_from_slice(source);
-                Vec::new()
-            }
-            MatrixFormat::Int8Row => {
-                let scale = quant::encode_int8(&wide, bytemuck::cast_slice_mut(&mut codes));
-                scale.to_le_bytes().to_vec()
-            }
-            MatrixFormat::Int4G64 => {
-                let mut scales = vec![0.0; count];
-                quant::encode_int4(&wide, &mut codes, &mut scales);
-                scales.iter().flat_map(|s| s.to_le_bytes()).collect()
-            }
-            MatrixFormat::Int4G32 => {
-                let mut scales = vec![f16::ZERO; count];
-                quant::encode_int4_f16(&wide, &mut codes, &mut scales);
-                scales.iter().flat_map(|s| s.to_le_bytes()).collect()
-            }
+        let mut scales = vec![0.0; format.scales_per_row(cols)];
+        let importance = tensor.importance.as_deref();
+        quant::encode_row(format, importance, &wide, &mut codes, &mut scales);
+        let scales: Vec<u8> = match format.scale_dtype() {
+            Dtype::F16 => scales.iter().flat_map(|&s| f16::from_f32(s).to_le_bytes()).collect(),
+            _ => scales.iter().flat_map(|s| s.to_le_bytes()).collect(),
         };
         Ok(matrix.scales[row * scales.len()..][..scales.len()] == scales
             && matrix.codes[row * codes.len()..][..codes.len()] == codes)
