@@ -13,14 +13,12 @@ use k3_formats::{Error, ModelConfig};
 use crate::clock::{Clock, Part, PartTimes};
 use crate::dense::{self, Dense, Embedding};
 use crate::experts::ExpertStore;
-use crate::kernels::{Activations, Arithmetic};
-use crate::model::attn_res::{MAX_ENTRIES, Mix};
+use crate::kernels::{Activations, Arithmetic, MAX_ENTRIES};
 use crate::model::kda::KdaBuffers;
 use crate::model::mla::MlaBuffers;
 use crate::model::mlp::MlpBuffers;
 use crate::model::moe::{self, MoeBuffers, MoeStep};
-use crate::model::norm::rms_norm;
-use crate::model::{AttentionPart, FfnPart, Model, Numerics};
+use crate::model::{AttentionPart, FfnPart, Mix, Model, Numerics};
 use crate::parallel::{Chunks, Pool, for_each};
 use crate::state::{KdaState, LayerState, MlaState, SequenceState};
 use crate::trace::Trace;
@@ -346,8 +344,8 @@ impl Step<'_, '_> {
             let layer = &self.model.layers[i];
             if blocks == 0 {
                 self.b.x[..wide].copy_from_slice(&self.b.prefix[..wide]);
-                norm_rows(&mut self.b.x[..wide], hidden, |x| {
-                    rms_norm(x, layer.input_norm, self.n.eps)
+                for_each(Chunks::new(&mut self.b.x[..wide], hidden), 1, |_, x| {
+                    self.n.kernels.rms_norm(x.into_slice(), layer.input_norm, self.n.eps);
                 });
             } else {
                 self.mix(&layer.attention_mix, layer.input_norm, blocks);
@@ -394,15 +392,16 @@ impl Step<'_, '_> {
 
     /// `x <- norm(mix(blocks, prefix))`, row by row.
     fn mix(&mut self, mix: &Mix, norm: &[half::bf16], blocks: usize) {
-        let (hidden, eps) = (self.model.config.hidden, self.n.eps);
+        let (hidden, kernels, eps) = (self.model.config.hidden, self.n.kernels, self.n.eps);
         let Buffers { prefix, blocks: all, x, .. } = &mut *self.b;
         let (prefix, all) = (&*prefix, &all[..blocks]);
         let rows = Chunks::new(&mut x[..self.rows * hidden], hidden);
         for_each((rows, 0..self.rows), 1, |row, (x, _)| {
             let (x, span) = (x.into_slice(), row * hidden..(row + 1) * hidden);
             let entries = all.iter().map(|b| &b[span.clone()]);
-            mix.forward(entries.chain(std::iter::once(&prefix[span.clone()])), eps, x);
-            rms_norm(x, norm, eps);
+            let entries = entries.chain(std::iter::once(&prefix[span.clone()]));
+            kernels.attn_res_mix(entries, mix.norm, mix.projection, eps, x);
+            kernels.rms_norm(x, norm, eps);
         });
     }
 
@@ -475,10 +474,6 @@ impl Step<'_, '_> {
         }
         Ok(())
     }
-}
-
-fn norm_rows(x: &mut [f32], hidden: usize, norm: impl Fn(&mut [f32]) + Sync) {
-    for_each(Chunks::new(x, hidden), 1, |_, x| norm(x.into_slice()));
 }
 
 /// Rows of each run in the step.

@@ -11,18 +11,25 @@ use k3_formats::tensor_name::{TEXT_PREFIX, head_name, layer_prefix};
 use crate::dense::{Dense, Weight};
 use crate::kernels::{Arithmetic, Kernels};
 
-pub mod attn_res;
 pub mod kda;
 pub mod mla;
 pub mod mlp;
 pub mod moe;
-pub mod norm;
 
-use attn_res::Mix;
 use kda::Kda;
 use mla::Mla;
 use mlp::Mlp;
 use moe::Moe;
+
+/// Weights of one AttnRes mix, an attention over block snapshots and the running sum in
+/// place of a residual stream ([`Kernels::attn_res_mix`]).
+#[derive(Clone, Copy)]
+pub struct Mix<'a> {
+    /// Norm weight, `[hidden]`.
+    pub norm: &'a [bf16],
+    /// Projection to a score, `[hidden]`.
+    pub projection: &'a [bf16],
+}
 
 /// Bytes reserved by these buffers.
 fn f32_bytes<const N: usize>(buffers: [&Vec<f32>; N]) -> u64 {

@@ -209,6 +209,32 @@ impl<'a> Columns<'a> {
         }
     }
 
+    /// This range's part of one token's row, `[width]`.
+    ///
+    /// # Panics
+    /// There is no such token.
+    pub fn row(&self, token: usize) -> &[f32] {
+        assert!(token < self.tokens, "token in range");
+        // SAFETY: in bounds as in `row_mut`; only this value reaches these elements, and
+        // `&self` keeps it from handing out a mutable part meanwhile.
+        unsafe {
+            let start = self.base.add(token * self.stride);
+            std::slice::from_raw_parts(start.as_ptr(), self.width)
+        }
+    }
+
+    /// The first `left` columns and the others.
+    ///
+    /// # Panics
+    /// There are fewer.
+    pub fn split_columns(self, left: usize) -> (Self, Self) {
+        assert!(left <= self.width, "split inside the range");
+        // SAFETY: `left <= width`, so the pointer stays inside the first token's row or
+        // one past its end.
+        let base = unsafe { self.base.add(left) };
+        (Self { width: left, ..self }, Self { base, width: self.width - left, ..self })
+    }
+
     /// The same columns for a shorter time.
     pub fn reborrow(&mut self) -> Columns<'_> {
         Columns { lifetime: PhantomData, ..*self }
@@ -222,11 +248,7 @@ impl Split for Columns<'_> {
 
     fn split_at(self, mid: usize) -> (Self, Self) {
         let left = mid * self.unit;
-        assert!(left <= self.width, "split inside the range");
-        // SAFETY: `left <= width`, so the pointer stays inside the first token's row or
-        // one past its end.
-        let base = unsafe { self.base.add(left) };
-        (Self { width: left, ..self }, Self { base, width: self.width - left, ..self })
+        self.split_columns(left)
     }
 }
 

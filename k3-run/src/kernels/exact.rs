@@ -16,7 +16,7 @@ use super::{Matrix, Weights};
 use crate::parallel::Columns;
 
 /// Columns decoded at a time.
-const STEP: usize = 64;
+pub(super) const STEP: usize = 64;
 
 /// Bytes between reading weights and asking for later ones.
 pub(super) const AHEAD: usize = 2048;
@@ -34,27 +34,36 @@ impl Task for Product<'_> {
     #[inline(always)]
     fn run<S: Isa>(self, isa: S) {
         let Self { matrix, x, scratch, out } = self;
-        let cols = matrix.cols();
-        match matrix.weights() {
-            Weights::Bf16(weights) => product(isa, Bf16 { weights, cols }, x, scratch, out),
-            Weights::Int8 { codes, scales } => {
-                product(isa, Int8 { codes, scales, cols }, x, scratch, out)
-            }
-            Weights::Int4 { packed, scales } => {
-                product(isa, Int4 { packed, scales, cols }, x, scratch, out)
-            }
-            Weights::Int4F16 { packed, scales } => {
-                product(isa, Int4F16 { packed, scales, cols }, x, scratch, out)
-            }
-            Weights::Mxfp4 { packed, scales } => {
-                product(isa, Mxfp4 { packed, scales, cols }, x, scratch, out);
-            }
-        }
+        with_rows(isa, &matrix, Inputs { x, scratch, out });
     }
 }
 
+/// Work on the rows of a matrix, to be compiled once for each format.
+pub(super) trait WithRows {
+    fn run<S: Isa, W: Rows>(self, isa: S, w: W);
+}
+
+/// Runs `work` on the rows of `matrix`.
+#[inline(always)]
+pub(super) fn with_rows<S: Isa>(isa: S, matrix: &Matrix, work: impl WithRows) {
+    let cols = matrix.cols();
+    match matrix.weights() {
+        Weights::Bf16(weights) => work.run(isa, Bf16 { weights, cols }),
+        Weights::Int8 { codes, scales } => work.run(isa, Int8 { codes, scales, cols }),
+        Weights::Int4 { packed, scales } => work.run(isa, Int4 { packed, scales, cols }),
+        Weights::Int4F16 { packed, scales } => work.run(isa, Int4F16 { packed, scales, cols }),
+        Weights::Mxfp4 { packed, scales } => work.run(isa, Mxfp4 { packed, scales, cols }),
+    }
+}
+
+struct Inputs<'a> {
+    x: &'a Activations,
+    scratch: &'a mut Scratch,
+    out: Columns<'a>,
+}
+
 /// Rows of weights that decode [`STEP`] columns at a time.
-trait Rows: Copy {
+pub(super) trait Rows: Copy {
     const ORDER: Order;
     /// Steps between reading weights and asking for later ones.
     const AHEAD: usize;
@@ -357,20 +366,17 @@ pub(super) fn tail<T: Copy, const N: usize>(row: &[T], fill: T) -> [T; N] {
     padded
 }
 
-#[inline(always)]
-fn product<S: Isa, W: Rows>(
-    isa: S,
-    w: W,
-    x: &Activations,
-    scratch: &mut Scratch,
-    mut out: Columns,
-) {
-    match x.tokens() {
-        1 => direct::<S, W, 4, 1>(isa, w, x, &mut out),
-        2 => direct::<S, W, 4, 2>(isa, w, x, &mut out),
-        3 => direct::<S, W, 2, 3>(isa, w, x, &mut out),
-        4 => direct::<S, W, 4, 4>(isa, w, x, &mut out),
-        _ => blocked(isa, w, x, scratch, &mut out),
+impl WithRows for Inputs<'_> {
+    #[inline(always)]
+    fn run<S: Isa, W: Rows>(self, isa: S, w: W) {
+        let Self { x, scratch, mut out } = self;
+        match x.tokens() {
+            1 => direct::<S, W, 4, 1>(isa, w, x, &mut out),
+            2 => direct::<S, W, 4, 2>(isa, w, x, &mut out),
+            3 => direct::<S, W, 2, 3>(isa, w, x, &mut out),
+            4 => direct::<S, W, 4, 4>(isa, w, x, &mut out),
+            _ => blocked(isa, w, x, scratch, &mut out),
+        }
     }
 }
 

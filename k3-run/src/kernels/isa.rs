@@ -76,8 +76,14 @@ pub(super) trait Isa: Copy + Send + Sync {
     /// Integers of at most 127 in magnitude as bytes; NaN becomes 0.
     fn store_codes(self, x: Self::F, to: &mut [i8; 16]);
 
+    /// 16 BF16 values.
+    fn widen(self, from: &[bf16; 16]) -> Self::F;
     /// 64 weights, in order.
-    fn bf16(self, weights: &[bf16; 64]) -> [Self::F; 4];
+    #[inline(always)]
+    fn bf16(self, weights: &[bf16; 64]) -> [Self::F; 4] {
+        let (w, _) = weights.as_chunks::<16>();
+        [self.widen(&w[0]), self.widen(&w[1]), self.widen(&w[2]), self.widen(&w[3])]
+    }
     /// 64 codes, in order, not yet scaled.
     fn int8(self, codes: &[i8; 64]) -> [Self::F; 4];
     /// 64 weights: even columns of the first 32, odd ones, then the same of the last 32.

@@ -4,15 +4,11 @@
 use k3_formats::config::ModelConfig;
 
 use crate::dense::{Weight, multiply};
-use crate::kernels::{Activations, Arithmetic};
-use crate::model::norm::{rms_norm, sigmoid, silu, sum_of_squares};
+use crate::kernels::{Activations, Arithmetic, KdaHead, KdaHeadWeights};
 use crate::parallel::{Chunks, Columns, for_each};
 use crate::state::{KdaInputs, KdaState};
 
 use super::{Numerics, Views, f32_bytes};
-
-/// Added to the sum of squares under the root of the q and k norms.
-const L2_EPS: f64 = 1e-6;
 
 /// Weights of a KDA layer; `width` is heads x head_dim.
 pub struct Kda<'a> {
@@ -179,92 +175,28 @@ impl<'a> Kda<'a> {
         let (width, rows) = (self.q.rows(), range.len());
         let dim = width / heads;
         let span = range.start * width..range.end * width;
-        let [q, k, v, decay] = [&mut buf.q, &mut buf.k, &mut buf.v, &mut buf.decay]
-            .map(|b| Columns::with_unit(&mut b[span.clone()], rows, dim));
+        let [q, k, v, decay, gate] =
+            [&mut buf.q, &mut buf.k, &mut buf.v, &mut buf.decay, &mut buf.g]
+                .map(|b| Columns::with_unit(&mut b[span.clone()], rows, dim));
+        let beta = Columns::new(&mut buf.beta[range.start * heads..range.end * heads], rows);
         let older = self.taps[0].len() / width - 1;
-        let [conv_q, conv_k, conv_v] =
+        let [past_q, past_k, past_v] =
             state.conv.each_mut().map(|c| Columns::with_unit(c, older, dim));
         let memory = Chunks::new(&mut state.memory, dim * dim);
-        let (gate, beta) = (&buf.g[span], &buf.beta[range.start * heads..range.end * heads]);
-        let parts = ((q, k, v), (conv_q, conv_k, conv_v), (decay, memory));
-        for_each(
-            parts,
-            1,
-            |head, ((mut q, mut k, mut v), (mut cq, mut ck, mut cv), (mut decay, memory))| {
-                let columns = head * dim..(head + 1) * dim;
-                let rate = self.a_log[head].exp();
-                let memory = memory.into_slice();
-                let taps = columns.start * (older + 1)..columns.end * (older + 1);
-                convolve(&mut q, &mut cq, &self.taps[0][taps.clone()]);
-                convolve(&mut k, &mut ck, &self.taps[1][taps.clone()]);
-                convolve(&mut v, &mut cv, &self.taps[2][taps]);
-                for t in 0..rows {
-                    let (q, k, v) = (q.row_mut(t), k.row_mut(t), v.row_mut(t));
-                    unit_length(q, (dim as f64).powf(-0.5));
-                    unit_length(k, 1.0);
-                    let decay = decay.row_mut(t);
-                    for (z, bias) in decay.iter_mut().zip(&self.dt_bias[columns.clone()]) {
-                        *z = (n.gate_lower_bound * sigmoid(rate * (*z + bias))).exp();
-                    }
-                    step(memory, q, k, v, decay, sigmoid(beta[t * heads + head]));
-                    // `v` now holds the read-out.
-                    rms_norm(v, self.o_norm, n.eps);
-                    let gate = &gate[t * width..][columns.clone()];
-                    for ((out, o), g) in q.iter_mut().zip(&*v).zip(gate) {
-                        *out = o * sigmoid(*g);
-                    }
-                }
-            },
-        );
+        let parts = ((q, k, v), (decay, gate, beta), ((past_q, past_k, past_v), memory));
+        for_each(parts, 1, |head, ((q, k, v), (decay, gate, beta), (past, memory))| {
+            let columns = head * dim..(head + 1) * dim;
+            let taps = columns.start * (older + 1)..columns.end * (older + 1);
+            let weights = KdaHeadWeights {
+                taps: self.taps.map(|all| &all[taps.clone()]),
+                dt_bias: &self.dt_bias[columns],
+                rate: self.a_log[head].exp(),
+                lower_bound: n.gate_lower_bound,
+                o_norm: self.o_norm,
+                eps: n.eps,
+            };
+            let (past, memory) = (past.into(), memory.into_slice());
+            n.kernels.kda_head(KdaHead { weights, q, k, v, decay, gate, beta, past, memory });
+        });
     }
-}
-
-/// Causal depthwise convolution and SiLU in place. `past`: [conv_width - 1, channels] last
-/// inputs, oldest first, moved on; `taps`: [channels, conv_width].
-fn convolve(x: &mut Columns, past: &mut Columns, taps: &[f32]) {
-    let older = past.tokens();
-    for t in 0..x.tokens() {
-        for (c, (value, taps)) in
-            x.row_mut(t).iter_mut().zip(taps.chunks_exact(older + 1)).enumerate()
-        {
-            let mut sum = 0.0;
-            for j in 0..older {
-                sum += taps[j] * past.row_mut(j)[c];
-            }
-            let current = std::mem::replace(value, 0.0);
-            *value = silu(sum + taps[older] * current);
-            for j in 1..older {
-                past.row_mut(j - 1)[c] = past.row_mut(j)[c];
-            }
-            past.row_mut(older - 1)[c] = current;
-        }
-    }
-}
-
-/// `x <- x * scale / sqrt(sum(x^2) + 1e-6)`.
-fn unit_length(x: &mut [f32], scale: f64) {
-    let factor = (scale / (sum_of_squares(x) + L2_EPS).sqrt()) as f32;
-    x.iter_mut().for_each(|x| *x *= factor);
-}
-
-/// One token of the delta rule for one head: decay the memory [key, value], write the
-/// error of what it recalls for `k`, and read it out for `q` into `v`.
-fn step(memory: &mut [f32], q: &[f32], k: &[f32], v: &mut [f32], decay: &[f32], beta: f32) {
-    let dim = v.len();
-    for (row, (decay, k)) in memory.chunks_exact_mut(dim).zip(decay.iter().zip(k)) {
-        for (m, v) in row.iter_mut().zip(v.iter_mut()) {
-            *m *= decay;
-            *v -= k * *m;
-        }
-    }
-    v.iter_mut().for_each(|v| *v *= beta);
-    let mut out = [0.0; 4096];
-    let out = &mut out[..dim];
-    for (row, (q, k)) in memory.chunks_exact_mut(dim).zip(q.iter().zip(k)) {
-        for ((m, v), out) in row.iter_mut().zip(&*v).zip(out.iter_mut()) {
-            *m += k * v;
-            *out += q * *m;
-        }
-    }
-    v.copy_from_slice(out);
 }

@@ -5,9 +5,8 @@ use half::bf16;
 use k3_formats::config::{MlaConfig, ModelConfig};
 
 use crate::dense::{Weight, multiply};
-use crate::kernels::{Activations, Arithmetic, Matrix};
-use crate::model::norm::{rms_norm, sigmoid};
-use crate::parallel::{Chunks, Columns, for_each};
+use crate::kernels::{Activations, Arithmetic, Forms, Latents, Matrix};
+use crate::parallel::{Chunks, Columns, Split, current_threads, for_each};
 use crate::state::MlaState;
 
 use super::{Numerics, Views, f32_bytes};
@@ -18,9 +17,8 @@ pub const LOW_RANK_EPS: f32 = 1e-6;
 /// End of the name of the matrix that all heads use at once, a slice each.
 pub const LATENT_UP: &str = ".kv_b_proj.weight";
 
-/// Positions scored before the softmax is carried on: fixed, so that results depend on
-/// nothing else.
-const BLOCK: usize = 64;
+/// Most heads that a thread takes over the cache together.
+const HEADS: usize = 32;
 
 /// Weights of an MLA layer.
 pub struct Mla<'a> {
@@ -47,9 +45,12 @@ pub struct MlaBuffers {
     q: Vec<f32>,
     gate: Vec<f32>,
     context: Vec<f32>,
-    /// Per head: absorbed queries [rows, kv_lora + rope], sums [rows, kv_lora], one
-    /// decoded row [kv_lora].
-    heads: Vec<f32>,
+    /// Queries in the latent, [rows, heads, kv_lora + rope].
+    absorbed: Vec<f32>,
+    /// Sums of latents, [heads, rows, kv_lora].
+    sums: Vec<f32>,
+    /// The same of each head as inputs of its value rows.
+    latents: Vec<Activations>,
     scratch: Activations,
 }
 
@@ -64,20 +65,21 @@ impl MlaBuffers {
             q: buffer(dims.heads * (dims.nope + dims.rope)),
             gate: buffer(dims.width()),
             context: buffer(dims.width()),
-            heads: vec![0.0; dims.heads * head_floats(rows, dims)],
+            absorbed: buffer(dims.heads * dims.cache_width()),
+            sums: buffer(dims.heads * dims.kv_lora),
+            latents: (0..dims.heads)
+                .map(|_| Activations::with_room(rows, dims.kv_lora, Arithmetic::Exact))
+                .collect(),
             scratch: Activations::with_room(rows, config.hidden.max(dims.width()), arithmetic),
         }
     }
 
     /// Bytes reserved.
     pub fn bytes(&self) -> u64 {
-        let Self { q_a, kv, q, gate, context, heads, scratch } = self;
-        f32_bytes([q_a, kv, q, gate, context, heads]) + scratch.bytes()
+        let Self { q_a, kv, q, gate, context, absorbed, sums, latents, scratch } = self;
+        let inputs = latents.iter().chain([scratch]).map(Activations::bytes).sum::<u64>();
+        f32_bytes([q_a, kv, q, gate, context, absorbed, sums]) + inputs
     }
-}
-
-fn head_floats(rows: usize, dims: &MlaConfig) -> usize {
-    rows * (dims.cache_width() + dims.kv_lora) + dims.kv_lora
 }
 
 impl<'a> Mla<'a> {
@@ -115,9 +117,9 @@ impl<'a> Mla<'a> {
         let products = [(&self.q_a, q_a), (&self.kv_a, kv), (&self.g, gate)];
         multiply(n, x, rows, products, &mut buf.scratch)?;
         let (q_a, kv) = (&mut buf.q_a[..rows * d.q_lora], &mut buf.kv[..rows * d.cache_width()]);
-        q_a.chunks_exact_mut(d.q_lora).for_each(|q| rms_norm(q, self.q_norm, LOW_RANK_EPS));
+        n.kernels.rms_norm(q_a, self.q_norm, LOW_RANK_EPS);
         for row in kv.chunks_exact_mut(d.cache_width()) {
-            rms_norm(&mut row[..d.kv_lora], self.kv_norm, LOW_RANK_EPS);
+            n.kernels.rms_norm(&mut row[..d.kv_lora], self.kv_norm, LOW_RANK_EPS);
         }
         let q = &mut buf.q[..rows * self.q_b.rows()];
         multiply(n, q_a, rows, [(&self.q_b, q)], &mut buf.scratch)?;
@@ -125,114 +127,75 @@ impl<'a> Mla<'a> {
         for (range, state) in runs {
             let new = range.start * d.cache_width()..range.end * d.cache_width();
             state.rows.extend_from_slice(&buf.kv[new]);
-            self.attend(range, kv_b.matrix(), state, buf);
+            self.attend(n, range, kv_b.matrix(), state, buf);
         }
         drop(kv_b);
         let context = &buf.context[..rows * d.width()];
         multiply(n, context, rows, [(&self.o, out)], &mut buf.scratch)
     }
 
-    /// All heads over the rows of one sequence, whose latents are already cached.
+    /// All heads over the rows of one sequence, whose latents are already cached; leaves
+    /// the gated values in `buf.context`.
     fn attend(
         &self,
+        n: &Numerics,
         range: std::ops::Range<usize>,
         kv_b: Matrix<'_>,
         state: &MlaState,
         buf: &mut MlaBuffers,
     ) {
         let d = &self.dims;
-        let (rows, key) = (range.len(), d.nope + d.rope);
+        let (rows, key, width) = (range.len(), d.nope + d.rope, d.cache_width());
         let span = |width: usize| range.start * width..range.end * width;
+        let absorbed = &mut buf.absorbed[..rows * d.heads * width];
+        let sums = &mut buf.sums[..rows * d.heads * d.kv_lora];
+
         let queries = Columns::with_unit(&mut buf.q[span(d.heads * key)], rows, key);
-        let context = Columns::with_unit(&mut buf.context[span(d.width())], rows, d.v_head);
-        let per_head = head_floats(rows, d);
-        let memory = Chunks::new(&mut buf.heads[..d.heads * per_head], per_head);
-        let gate = &buf.gate[span(d.width())];
-        for_each((queries, context, memory), 1, |head, (mut queries, mut context, memory)| {
-            let memory = memory.into_slice();
-            let (absorbed, rest) = memory.split_at_mut(rows * d.cache_width());
-            let (sums, decoded) = rest.split_at_mut(rows * d.kv_lora);
+        let parts = (queries, Columns::with_unit(absorbed, rows, width));
+        for_each(parts, 1, |head, (queries, absorbed)| {
             let first = head * (d.nope + d.v_head);
             let keys = kv_b.slice_rows(first..first + d.nope);
-            let values = kv_b.slice_rows(first + d.nope..first + d.nope + d.v_head);
-            self.absorb(keys, &mut queries, absorbed, decoded);
+            let (queries, shared) = queries.split_columns(d.nope);
+            let (latents, mut keys_out) = absorbed.split_columns(d.kv_lora);
+            n.kernels.matmul_transposed(&keys, &queries, latents);
             for t in 0..rows {
-                let visible = state.rows.len() / d.cache_width() - (rows - 1 - t);
-                let query = &absorbed[t * d.cache_width()..][..d.cache_width()];
-                let sum = &mut sums[t * d.kv_lora..][..d.kv_lora];
-                attend_one(query, &state.rows[..visible * d.cache_width()], key, sum);
+                keys_out.row_mut(t).copy_from_slice(shared.row(t));
             }
-            for r in 0..d.v_head {
-                values.decode_row(r, decoded);
-                for t in 0..rows {
-                    let value = dot(decoded, &sums[t * d.kv_lora..][..d.kv_lora]);
-                    let gate = gate[t * d.width() + head * d.v_head + r];
-                    context.row_mut(t)[r] = value * sigmoid(gate);
-                }
+        });
+
+        let scale = (key as f32).powf(-0.5);
+        let cached = state.rows.len() / width - rows;
+        let parts =
+            (Columns::with_unit(absorbed, rows, width), Chunks::new(sums, rows * d.kv_lora));
+        // Heads share what they read of the cache, so a part has as many as leave every
+        // thread some.
+        let grain = d.heads.div_ceil(2 * current_threads()).min(HEADS);
+        for_each(parts, grain, |_, (mut queries, sums)| {
+            let heads = queries.items();
+            let sums = sums.into_slice();
+            for t in 0..rows {
+                let queries = Columns::new(queries.row_mut(t), heads);
+                let (_, sums) = Columns::new(sums, heads).split_columns(t * d.kv_lora);
+                let (mut sums, _) = sums.split_columns(d.kv_lora);
+                let cache = Latents::F32(&state.rows[..(cached + t + 1) * width]);
+                n.kernels.attend(&queries, cache, scale, &mut sums);
+            }
+        });
+
+        let context = Columns::with_unit(&mut buf.context[span(d.width())], rows, d.v_head);
+        let gate = Columns::with_unit(&mut buf.gate[span(d.width())], rows, d.v_head);
+        let sums = Chunks::new(sums, rows * d.kv_lora);
+        let parts = ((context, gate), (sums, Chunks::new(&mut buf.latents, 1)));
+        for_each(parts, 1, |head, ((mut context, gate), (sums, latents))| {
+            let first = head * (d.nope + d.v_head) + d.nope;
+            let values = kv_b.slice_rows(first..first + d.v_head);
+            let latents = &mut latents.into_slice()[0];
+            let forms = Forms::of(&values, Arithmetic::Exact);
+            latents.prepare(n.kernels, sums.into_slice(), rows, forms);
+            n.kernels.matmul(&values, Arithmetic::Exact, latents, context.reborrow());
+            for t in 0..rows {
+                n.kernels.gate(context.row_mut(t), gate.row(t));
             }
         });
     }
-
-    /// Moves the queries of one head into the latent: `W_uk^T q_nope`, and the shared part
-    /// as it is. `absorbed`: [rows, kv_lora + rope].
-    fn absorb(
-        &self,
-        keys: Matrix<'_>,
-        queries: &mut Columns,
-        absorbed: &mut [f32],
-        decoded: &mut [f32],
-    ) {
-        let d = &self.dims;
-        absorbed.fill(0.0);
-        for r in 0..d.nope {
-            keys.decode_row(r, decoded);
-            for (t, row) in absorbed.chunks_exact_mut(d.cache_width()).enumerate() {
-                let q = queries.row_mut(t)[r];
-                row.iter_mut().zip(&*decoded).for_each(|(a, w)| *a += q * w);
-            }
-        }
-        for (t, row) in absorbed.chunks_exact_mut(d.cache_width()).enumerate() {
-            row[d.kv_lora..].copy_from_slice(&queries.row_mut(t)[d.nope..]);
-        }
-    }
-}
-
-/// Softmax attention of one query over all `cached` rows; the sum of latents goes to
-/// `sum`. Scores are scaled by `key^-0.5`.
-fn attend_one(query: &[f32], cached: &[f32], key: usize, sum: &mut [f32]) {
-    let scale = (key as f32).powf(-0.5);
-    let (mut max, mut total) = (f32::NEG_INFINITY, 0.0f32);
-    sum.fill(0.0);
-    for block in cached.chunks(BLOCK * query.len()) {
-        let mut scores = [0.0; BLOCK];
-        let rows = block.chunks_exact(query.len());
-        let scores = &mut scores[..rows.len()];
-        for (score, row) in scores.iter_mut().zip(rows.clone()) {
-            *score = dot(query, row) * scale;
-        }
-        let new_max = scores.iter().copied().fold(max, f32::max);
-        let shrink = (max - new_max).exp();
-        if shrink != 1.0 {
-            sum.iter_mut().for_each(|s| *s *= shrink);
-            total *= shrink;
-        }
-        for (score, row) in scores.iter().zip(rows) {
-            let weight = (score - new_max).exp();
-            total += weight;
-            sum.iter_mut().zip(row).for_each(|(s, c)| *s += weight * c);
-        }
-        max = new_max;
-    }
-    sum.iter_mut().for_each(|s| *s /= total);
-}
-
-/// Dot product in 16 lanes, added up in a fixed order.
-fn dot(a: &[f32], b: &[f32]) -> f32 {
-    let mut lanes = [0.0f32; 16];
-    for (a, b) in a.chunks(16).zip(b.chunks(16)) {
-        for ((lane, a), b) in lanes.iter_mut().zip(a).zip(b) {
-            *lane += a * b;
-        }
-    }
-    lanes.iter().sum()
 }

@@ -24,7 +24,7 @@ impl Avx2 {
 
     /// 8 BF16 values.
     #[inline(always)]
-    fn widen(self, w: &[bf16; 8]) -> __m256 {
+    fn widen_half(self, w: &[bf16; 8]) -> __m256 {
         // SAFETY: the token proves AVX2; a `bf16` is its 16 bits, and 16 bytes are read.
         unsafe {
             let bits = _mm256_cvtepu16_epi32(_mm_loadu_si128(w.as_ptr().cast()));
@@ -276,14 +276,9 @@ impl Isa for Avx2 {
     }
 
     #[inline(always)]
-    fn bf16(self, weights: &[bf16; 64]) -> [Self::F; 4] {
-        let (w, _) = weights.as_chunks::<8>();
-        [
-            [self.widen(&w[0]), self.widen(&w[1])],
-            [self.widen(&w[2]), self.widen(&w[3])],
-            [self.widen(&w[4]), self.widen(&w[5])],
-            [self.widen(&w[6]), self.widen(&w[7])],
-        ]
+    fn widen(self, from: &[bf16; 16]) -> Self::F {
+        let (from, _) = from.as_chunks::<8>();
+        [self.widen_half(&from[0]), self.widen_half(&from[1])]
     }
 
     #[inline(always)]

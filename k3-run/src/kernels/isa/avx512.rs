@@ -43,16 +43,6 @@ const INT4: [f32; 16] =
 // No closures here: one is a function of its own, without the features, and an intrinsic
 // that it is not inlined with becomes a call.
 impl<const VNNI: bool> Avx512<VNNI> {
-    /// 16 BF16 values.
-    #[inline(always)]
-    fn widen(self, w: &[bf16; 16]) -> __m512 {
-        // SAFETY: the token proves AVX-512; a `bf16` is its 16 bits, and 32 bytes are read.
-        unsafe {
-            let bits = _mm512_cvtepu16_epi32(_mm256_loadu_si256(w.as_ptr().cast()));
-            _mm512_castsi512_ps(_mm512_slli_epi32::<16>(bits))
-        }
-    }
-
     /// 16 signed bytes.
     #[inline(always)]
     fn count(self, codes: &[i8; 16]) -> __m512 {
@@ -263,9 +253,12 @@ impl<const VNNI: bool> Isa for Avx512<VNNI> {
     }
 
     #[inline(always)]
-    fn bf16(self, weights: &[bf16; 64]) -> [__m512; 4] {
-        let (w, _) = weights.as_chunks::<16>();
-        [self.widen(&w[0]), self.widen(&w[1]), self.widen(&w[2]), self.widen(&w[3])]
+    fn widen(self, from: &[bf16; 16]) -> __m512 {
+        // SAFETY: the token proves AVX-512; a `bf16` is its 16 bits, and 32 bytes are read.
+        unsafe {
+            let bits = _mm512_cvtepu16_epi32(_mm256_loadu_si256(from.as_ptr().cast()));
+            _mm512_castsi512_ps(_mm512_slli_epi32::<16>(bits))
+        }
     }
 
     #[inline(always)]

@@ -161,12 +161,8 @@ impl Isa for Portable {
     }
 
     #[inline(always)]
-    fn bf16(self, weights: &[bf16; 64]) -> [Self::F; 4] {
-        let mut out = [[0.0; 16]; 4];
-        for (out, w) in out.as_flattened_mut().iter_mut().zip(weights) {
-            *out = f32::from_bits(u32::from(w.to_bits()) << 16);
-        }
-        out
+    fn widen(self, from: &[bf16; 16]) -> Self::F {
+        from.map(|x| f32::from_bits(u32::from(x.to_bits()) << 16))
     }
 
     #[inline(always)]

@@ -88,7 +88,7 @@ function rates(began, first, usage) {
     parts.push(`reply ${usage.completion_tokens}, ${thought} of them reasoning`);
     if (usage.completion_tokens > 1 && now > first) {
       const rate = (usage.completion_tokens - 1) / ((now - first) / 1000);
-      parts.push(`${rate.toFixed(2)} tokens/s`);
+      parts.push(`${rate.toFixed(rate < 10 ? 2 : 0)} tokens/s`);
     }
   }
   return parts.join(' · ');
