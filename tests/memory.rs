@@ -180,7 +180,7 @@ fn the_release_has_the_known_sizes() {
     write_snapshot(&dir.path().join("full"), &options, &|_| {}).unwrap();
     let config = ModelConfig::read(&dir.path().join("full/config.json")).unwrap();
     let kda = k3_run::state::kda_bytes(&config, 93);
-    let mla = k3_run::state::latent_bytes(&config, 93, 131_072);
+    let mla = k3_run::state::latent_bytes(&config, 93, 131_072, Default::default());
     // Recurrent state and convolutions; latents of 128 Ki tokens.
     assert_eq!(kda, 434_110_464 + 30_523_392);
     assert_eq!(mla, 55_296 * 131_072);

@@ -7,6 +7,7 @@ use std::sync::atomic::AtomicBool;
 use k3_formats::container::Container;
 use k3_formats::recipe::Recipe;
 use k3_run::engine::{Engine, Inputs, Run, Want};
+use k3_run::kernels::Kernels;
 use k3_run::session::Session;
 use serde_json::Value;
 
@@ -98,13 +99,18 @@ fn compare_with_reference(name: &str, snapshot: &TinyK3) {
         let out = snapshot.path(setting);
         convert(&snapshot.snapshot(), &out, &recipe(bits, mla, head));
         let container = Container::open(&out).unwrap();
-        let mut engine = engine(&container, &["--act8", act8]);
-        let (logits, trace) = teacher_force(&mut engine, &prompt);
-        let distance = rel_l2(&logits, &npy(&format!("{name}.{setting}.logits.npy")));
-        assert!(distance < tolerance, "{name} {setting}: logits differ by {distance:.1e}");
-        if setting == "exact" {
-            compare_trace(name, &trace, &engine, prompt.len());
+        let want = npy(&format!("{name}.{setting}.logits.npy"));
+        for kernels in Kernels::available().map(Kernels::name) {
+            let mut engine = engine(&container, &["--act8", act8, "--kernels", kernels]);
+            let (logits, trace) = teacher_force(&mut engine, &prompt);
+            let distance = rel_l2(&logits, &want);
+            let what = format!("{name} {setting} {kernels}");
+            assert!(distance < tolerance, "{what}: logits differ by {distance:.1e}");
+            if setting == "exact" {
+                compare_trace(name, &trace, &engine, prompt.len());
+            }
         }
+        let mut engine = engine(&container, &["--act8", act8]);
         let want = ids(&golden["settings"][setting]["greedy"]);
         assert_eq!(greedy(&mut engine, &prompt, want.len()), want, "{name} {setting}");
     }
@@ -165,9 +171,13 @@ fn placement_never_changes_a_bit() {
     convert(&snapshot.snapshot(), &out, &Recipe::default());
     let container = Container::open(&out).unwrap();
     let prompt: Vec<u32> = (0..70).map(|i| (i * 37 + 5) % 700).collect();
-    for act8 in ["off", "experts", "on"] {
+    let sets = Kernels::available().map(Kernels::name);
+    let numerics =
+        ["--act8 off", "--act8 experts", "--act8 on", "--kv-type bf16"].map(String::from);
+    for numerics in numerics.into_iter().chain(sets.map(|set| format!("--kernels {set}"))) {
+        let numerics: Vec<&str> = numerics.split(' ').collect();
         let run = |options: &[&str]| {
-            let options = [&["--act8", act8], options].concat();
+            let options = [&numerics, options].concat();
             let (logits, trace) = teacher_force(&mut engine(&container, &options), &prompt);
             logits.into_iter().chain(trace).map(f32::to_bits).collect::<Vec<_>>()
         };
@@ -184,9 +194,25 @@ fn placement_never_changes_a_bit() {
             &["--direct-io", "off"],
             &["--direct-io", "off", "--expert-cache", "0", "--threads", "1"],
         ] {
-            assert!(run(options) == want, "act8 {act8}: {options:?} changes the result");
+            assert!(run(options) == want, "{numerics:?}: {options:?} changes the result");
         }
     }
+}
+
+#[test]
+fn a_bf16_cache_stays_near() {
+    let tmp = tempfile::tempdir().unwrap();
+    convert(&demo_snapshot(), &tmp.path().join("container"), &Recipe::default());
+    let container = Container::open(&tmp.path().join("container")).unwrap();
+    let prompt: Vec<u32> = (0..150).map(|i| (i * 41 + 3) % 700).collect();
+    // Without rounded activations, which turn the smallest change into a step.
+    let run = |kv| {
+        let options = ["--act8", "off", "--context", "150", "--kv-type", kv];
+        teacher_force(&mut engine(&container, &options), &prompt).0
+    };
+    let distance = rel_l2(&run("bf16"), &run("f32"));
+    // A BF16 value is off by up to 2^-9 of itself.
+    assert!(0.0 < distance && distance < 1.0 / 512.0, "{distance:.1e}");
 }
 
 #[test]

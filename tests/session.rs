@@ -388,6 +388,9 @@ fn no_byte_of_a_session_file_can_be_wrong() {
     assert_eq!(forge(8, &[2]), "expected session format 1, found 2");
     assert_eq!(forge(16, &[0; 32]), "the session was made with another container");
     assert_eq!(forge(12, &[1, 1]), "the session was made with --act8 on, this is --act8 off");
+    let kv = "the session was made with --kv-type bf16, this is f32";
+    assert_eq!(forge(14, &[1]), kv);
+    assert_eq!(forge(14, &[2]), "latents of unknown kind 2");
     assert_eq!(forge(48, &[6]), "the session was made with 6 layers, these are 7");
     let problem = "tokens, which do not fit into a context of 8";
     assert_eq!(forge(56, &[9]), format!("the session has 9 {problem}"));

@@ -155,7 +155,7 @@ impl<'a> Engine<'a> {
 
     /// An empty sequence with room for `context` tokens.
     pub fn new_state(&self, context: usize) -> SequenceState {
-        SequenceState::new(self.model.config, self.model.layers.len(), context)
+        SequenceState::new(self.model.config, self.model.layers.len(), context, self.numerics.kv)
     }
 
     /// Appends the rows of `runs` to their sequences and returns the wanted logits,

@@ -15,7 +15,7 @@ use crate::dense::{DenseMatrix, Pieces, Placement, RING_SLOTS, choose, kept_byte
 use crate::engine;
 use crate::experts::{CacheSize, ExpertShape, IN_FLIGHT};
 use crate::kernels::Arithmetic;
-use crate::state::{kda_bytes, latent_bytes};
+use crate::state::{KvType, kda_bytes, latent_bytes};
 
 mod reuse;
 mod spare;
@@ -62,6 +62,8 @@ pub struct Request {
     pub layers: usize,
     /// Tokens of context of each sequence.
     pub context: usize,
+    /// How MLA latents are kept.
+    pub kv: KvType,
     /// Sequences that can be open at once.
     pub sequences: usize,
     /// Memory that all of them take besides their states, in bytes.
@@ -331,7 +333,7 @@ impl Experts {
 fn fixed_parts(container: &Container, request: &Request) -> anyhow::Result<Vec<Part>> {
     let config = &container.config;
     let kda = kda_bytes(config, request.layers);
-    let mla = latent_bytes(config, request.layers, request.context);
+    let mla = latent_bytes(config, request.layers, request.context, request.kv);
     let sequences = request.sequences as u64;
     let file = |name: &str| container.manifest.file(name).map_or(0, |file| file.size);
     let all_experts = (config.moe_layers().len() * config.moe.experts) as u64;

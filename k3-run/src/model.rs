@@ -10,6 +10,7 @@ use k3_formats::tensor_name::{TEXT_PREFIX, head_name, layer_prefix};
 
 use crate::dense::{Dense, Weight};
 use crate::kernels::{Arithmetic, Kernels};
+use crate::state::KvType;
 
 pub mod kda;
 pub mod mla;
@@ -48,6 +49,8 @@ pub struct Numerics {
     /// Part of a token's expert weight at which the rest of its experts is dropped; changes
     /// results.
     pub expert_top_p: Option<f32>,
+    /// How MLA latents are kept.
+    pub kv: KvType,
     /// eps of every RMSNorm but MLA's two low-rank ones.
     pub eps: f32,
     /// See [`ModelConfig::situ_beta`].
@@ -71,6 +74,7 @@ impl Numerics {
             dense,
             experts,
             expert_top_p: None,
+            kv: KvType::default(),
             eps: config.rms_eps,
             situ_beta: config.situ_beta,
             situ_linear_beta: config.situ_linear_beta,

@@ -109,6 +109,7 @@ pub fn engine_for<'a>(
     let (dense, routed) = (arithmetic(act8 == Act8::On), arithmetic(act8 != Act8::Off));
     let mut numerics = Numerics::new(&container.config, kernels, dense, routed);
     numerics.expert_top_p = args.top_p_experts.filter(|&top_p| top_p < 1.0);
+    numerics.kv = args.kv_type;
     if let Some(top_p) = numerics.expert_top_p {
         say(format_args!(
             "note: --top-p-experts {top_p} drops the lightest experts of each token: \
@@ -156,6 +157,7 @@ fn memory_plan_for(
             mode: args.memory_mode(),
             layers: layers(container, args),
             context: args.context.unwrap_or(DEFAULT_CONTEXT).min(container.config.max_context),
+            kv: args.kv_type,
             sequences: sequences.count,
             kept_bytes: sequences.kept_bytes,
             rows: args.chunk,

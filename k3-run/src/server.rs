@@ -124,7 +124,11 @@ impl ServeOptions {
     /// Memory that all slots take once their contexts are full, in bytes.
     pub fn slot_bytes(&self, container: &Container) -> u64 {
         let sampler = (container.config.vocab * SAMPLER_BYTES) as u64;
-        let session = self.session.memory_bytes(&container.config, self.layers(container));
+        let session = self.session.memory_bytes(
+            &container.config,
+            self.layers(container),
+            self.engine.kv_type,
+        );
         (session + sampler) * self.slots as u64
     }
 
@@ -135,7 +139,8 @@ impl ServeOptions {
     fn sequences(&self, container: &Container) -> Sequences {
         let (layers, context) = (self.layers(container), self.session.context);
         let config = &container.config;
-        let state = kda_bytes(config, layers) + latent_bytes(config, layers, context);
+        let state =
+            kda_bytes(config, layers) + latent_bytes(config, layers, context, self.engine.kv_type);
         let states = state * self.slots as u64;
         Sequences {
             count: self.slots,

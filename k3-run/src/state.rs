@@ -7,8 +7,10 @@
 use k3_formats::config::{Attention, ModelConfig};
 use k3_formats::{Error, Result};
 
+mod latents;
 mod undo;
 
+pub use latents::{KvType, LatentRows};
 pub use undo::{KdaInputs, KdaUndo};
 
 /// State of one KDA layer.
@@ -40,7 +42,7 @@ impl KdaState {
 #[derive(Debug)]
 pub struct MlaState {
     /// Rows of all positions so far.
-    pub rows: Vec<f32>,
+    pub rows: LatentRows,
 }
 
 /// State of one layer.
@@ -95,8 +97,9 @@ pub struct SequenceState {
 }
 
 impl SequenceState {
-    /// An empty sequence that may grow to `context` tokens, in its first `layers` layers.
-    pub fn new(config: &ModelConfig, layers: usize, context: usize) -> Self {
+    /// An empty sequence that may grow to `context` tokens, in its first `layers` layers,
+    /// with its latents kept as `kv`.
+    pub fn new(config: &ModelConfig, layers: usize, context: usize, kv: KvType) -> Self {
         let layer = |kind: &Attention| match kind {
             Attention::Kda => {
                 let past = (config.kda.conv_width - 1) * config.kda.width();
@@ -106,7 +109,7 @@ impl SequenceState {
                     undo: None,
                 })
             }
-            Attention::Mla => LayerState::Mla(MlaState { rows: Vec::new() }),
+            Attention::Mla => LayerState::Mla(MlaState { rows: LatentRows::new(kv) }),
         };
         let layers = config.attention[..layers].iter().map(layer).collect();
         let cache_width = config.mla.cache_width();
@@ -121,7 +124,7 @@ impl SequenceState {
     pub fn reserve(&mut self) -> Result<()> {
         let (context, wanted) = (self.context, self.context.saturating_mul(self.cache_width));
         for rows in self.latents_mut() {
-            rows.try_reserve_exact(wanted - rows.len()).map_err(|_| {
+            rows.reserve(wanted).map_err(|_| {
                 Error::unsupported(format!("no memory for a context of {context} tokens"))
                     .hint("give a smaller --context")
             })?;
@@ -183,7 +186,7 @@ impl SequenceState {
     /// and drops the latents behind it.
     pub(crate) fn cut_to(&mut self, position: usize) {
         let rows = position * self.cache_width;
-        self.latents_mut().for_each(|latents| latents.truncate(rows));
+        self.latents_mut().for_each(|latents| latents.resize(rows));
         (self.position, self.torn) = (position, false);
     }
 
@@ -218,7 +221,7 @@ impl SequenceState {
     /// Makes room for the latents of positions up to `position`, to be filled in.
     pub(crate) fn grow_latents(&mut self, position: usize) {
         let values = position * self.cache_width;
-        self.latents_mut().for_each(|latents| latents.resize(values, 0.0));
+        self.latents_mut().for_each(|latents| latents.resize(values));
     }
 
     fn replaced(&mut self, position: usize) {
@@ -245,11 +248,11 @@ impl SequenceState {
     }
 
     /// Latent rows of the MLA layers, layer after layer, each [position, kv_lora + rope].
-    pub fn latents(&self) -> impl Iterator<Item = &[f32]> {
-        self.layers.iter().filter_map(LayerState::mla).map(|mla| mla.rows.as_slice())
+    pub fn latents(&self) -> impl Iterator<Item = &LatentRows> {
+        self.layers.iter().filter_map(LayerState::mla).map(|mla| &mla.rows)
     }
 
-    pub(crate) fn latents_mut(&mut self) -> impl Iterator<Item = &mut Vec<f32>> {
+    pub(crate) fn latents_mut(&mut self) -> impl Iterator<Item = &mut LatentRows> {
         self.layers.iter_mut().filter_map(LayerState::mla_mut).map(|mla| &mut mla.rows)
     }
 }
@@ -262,10 +265,15 @@ pub fn kda_bytes(config: &ModelConfig, layers: usize) -> u64 {
     (count(config, layers, Attention::Kda) * layer) as u64
 }
 
-/// Bytes of the latents of `context` tokens in the first `layers` layers.
-pub fn latent_bytes(config: &ModelConfig, layers: usize, context: usize) -> u64 {
-    let token = count(config, layers, Attention::Mla) * config.mla.cache_width() * size_of::<f32>();
+/// Values in the latents of `context` tokens in the first `layers` layers.
+pub fn latent_values(config: &ModelConfig, layers: usize, context: usize) -> u64 {
+    let token = count(config, layers, Attention::Mla) * config.mla.cache_width();
     token as u64 * context as u64
+}
+
+/// Bytes of the latents of `context` tokens in the first `layers` layers.
+pub fn latent_bytes(config: &ModelConfig, layers: usize, context: usize, kv: KvType) -> u64 {
+    latent_values(config, layers, context) * kv.bytes() as u64
 }
 
 /// Bytes of the undo records of `rows` tokens in the first `layers` layers.

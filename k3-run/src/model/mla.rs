@@ -5,7 +5,7 @@ use half::bf16;
 use k3_formats::config::{MlaConfig, ModelConfig};
 
 use crate::dense::{Weight, multiply};
-use crate::kernels::{Activations, Arithmetic, Forms, Latents, Matrix};
+use crate::kernels::{Activations, Arithmetic, Forms, Matrix};
 use crate::parallel::{Chunks, Columns, Split, current_threads, for_each};
 use crate::state::MlaState;
 
@@ -126,7 +126,7 @@ impl<'a> Mla<'a> {
         let kv_b = self.kv_b.hold()?;
         for (range, state) in runs {
             let new = range.start * d.cache_width()..range.end * d.cache_width();
-            state.rows.extend_from_slice(&buf.kv[new]);
+            state.rows.push(&buf.kv[new]);
             self.attend(n, range, kv_b.matrix(), state, buf);
         }
         drop(kv_b);
@@ -177,7 +177,7 @@ impl<'a> Mla<'a> {
                 let queries = Columns::new(queries.row_mut(t), heads);
                 let (_, sums) = Columns::new(sums, heads).split_columns(t * d.kv_lora);
                 let (mut sums, _) = sums.split_columns(d.kv_lora);
-                let cache = Latents::F32(&state.rows[..(cached + t + 1) * width]);
+                let cache = state.rows.first((cached + t + 1) * width);
                 n.kernels.attend(&queries, cache, scale, &mut sums);
             }
         });

@@ -8,7 +8,8 @@
 //! | 8 | 4 | version, 1 |
 //! | 12 | 1 | activations of dense matrices: 0 exact, 1 rounded to int8 |
 //! | 13 | 1 | activations of routed experts, likewise |
-//! | 14 | 2 | zero |
+//! | 14 | 1 | latents: 0 f32, 1 BF16 |
+//! | 15 | 1 | zero |
 //! | 16 | 32 | SHA-256 of the container's manifest |
 //! | 48 | 8 | layers run |
 //! | 56 | 8 | N, tokens |
@@ -22,7 +23,7 @@
 //! | | C | conversation, UTF-8, opaque here |
 //! | | 4 L | logits after the last token, f32 |
 //! | | 4 K | f32, KDA layer after layer: inputs of the q, k and v convolutions, each [conv_width - 1, width], and memory [heads, key, value] |
-//! | | 4 M | f32, MLA layer after layer: [N, kv_lora + rope] |
+//! | | 4 M or 2 M | f32 or BF16, MLA layer after layer: [N, kv_lora + rope] |
 //!
 //! Nothing follows. The sizes K and M are what the container's config implies for N
 //! tokens; a file is refused unless all sizes, its own size and all digests agree. It is
@@ -32,12 +33,14 @@ use std::io::{Seek, SeekFrom, Write};
 use std::path::Path;
 
 use fs_err::File;
+use half::bf16;
 use k3_formats::container::writer::sync_dir;
 use k3_formats::{Error, Result};
 use tempfile::NamedTempFile;
 
 use super::Session;
 use crate::engine::Engine;
+use crate::state::LatentRows;
 
 mod header;
 mod sections;
@@ -88,7 +91,10 @@ impl Session {
         let logits = out.end();
         self.state.kda_values().try_for_each(|values| out.put(values, f32::to_le_bytes))?;
         let kda = out.end();
-        self.state.latents().try_for_each(|values| out.put(values, f32::to_le_bytes))?;
+        self.state.latents().try_for_each(|latents| match latents {
+            LatentRows::F32(values) => out.put(values, f32::to_le_bytes),
+            LatentRows::Bf16(values) => out.put(values, bf16::to_le_bytes),
+        })?;
         Ok([tokens, conversation, logits, kda, out.end()])
     }
 
@@ -149,7 +155,10 @@ impl Session {
         self.state.restore(tokens.len(), |part| sections.fill(part, f32::from_le_bytes))?;
         sections.end(&header.digests[3])?;
         for latents in self.state.latents_mut() {
-            sections.fill(latents, f32::from_le_bytes)?;
+            match latents {
+                LatentRows::F32(values) => sections.fill(values, f32::from_le_bytes)?,
+                LatentRows::Bf16(values) => sections.fill(values, bf16::from_le_bytes)?,
+            }
         }
         sections.end(&header.digests[4])?;
         (self.tokens, self.logits) = (tokens, logits);

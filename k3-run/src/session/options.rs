@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use k3_formats::config::ModelConfig;
 
-use crate::state::{kda_bytes, latent_bytes, undo_bytes};
+use crate::state::{KvType, kda_bytes, latent_bytes, undo_bytes};
 
 /// Tokens that can be undone one by one. A renewal of the older state costs one copy of
 /// the KDA states; spread over this many tokens it is well under a hundredth of the bytes
@@ -44,10 +44,10 @@ impl SessionOptions {
     }
 
     /// Memory that a session takes once its context is full, in bytes, for a model of
-    /// `layers` layers.
-    pub fn memory_bytes(&self, config: &ModelConfig, layers: usize) -> u64 {
+    /// `layers` layers that keeps its latents as `kv`.
+    pub fn memory_bytes(&self, config: &ModelConfig, layers: usize, kv: KvType) -> u64 {
         let logits = (config.vocab * size_of::<f32>()) as u64;
-        let state = kda_bytes(config, layers) + latent_bytes(config, layers, self.context);
+        let state = kda_bytes(config, layers) + latent_bytes(config, layers, self.context, kv);
         let undo = match self.undo_rows {
             0 => 0,
             rows => undo_bytes(config, layers, rows),

@@ -8,7 +8,7 @@ use k3_formats::{Error, Result};
 
 use crate::engine::Engine;
 use crate::kernels::Arithmetic;
-use crate::state::{kda_bytes, latent_bytes};
+use crate::state::{KvType, kda_bytes, latent_values};
 
 /// Bytes of the header.
 pub(super) const HEADER: usize = 288;
@@ -26,6 +26,7 @@ const MAX_CONVERSATION: u64 = 64 << 20;
 pub(super) struct Header {
     /// Dense, experts.
     arithmetic: [u8; 2],
+    kv: KvType,
     container: [u8; 32],
     layers: u64,
     pub(super) tokens: u64,
@@ -49,20 +50,22 @@ impl Header {
                 Arithmetic::Exact => 0,
                 Arithmetic::Act8 => 1,
             }),
+            kv: numerics.kv,
             container: Digest::of(manifest.as_bytes()).to_bytes(),
             layers: layers as u64,
             tokens: tokens as u64,
             conversation: 0,
             logits: 0,
             kda: kda_bytes(model.config, layers) / value,
-            latents: latent_bytes(model.config, layers, tokens) / value,
+            latents: latent_values(model.config, layers, tokens),
             digests: [[0; 32]; 5],
         }
     }
 
     /// Bytes of the sections, in their order.
     pub(super) fn section_bytes(&self) -> [u64; 5] {
-        [4 * self.tokens, self.conversation, 4 * self.logits, 4 * self.kda, 4 * self.latents]
+        let latents = self.kv.bytes() as u64 * self.latents;
+        [4 * self.tokens, self.conversation, 4 * self.logits, 4 * self.kda, latents]
     }
 
     pub(super) fn to_bytes(&self) -> [u8; HEADER] {
@@ -70,7 +73,7 @@ impl Header {
         bytes.extend(MAGIC);
         bytes.extend(VERSION.to_le_bytes());
         bytes.extend(self.arithmetic);
-        bytes.extend([0; 2]);
+        bytes.extend([matches!(self.kv, KvType::Bf16) as u8, 0]);
         bytes.extend(self.container);
         let counts =
             [self.layers, self.tokens, self.conversation, self.logits, self.kda, self.latents];
@@ -95,13 +98,18 @@ impl Header {
             return Err(damaged("the header is not what its digest says"));
         }
         let arithmetic = take(&mut rest);
-        let [_, _] = take(&mut rest);
+        let kv = match take(&mut rest) {
+            [0, _] => KvType::F32,
+            [1, _] => KvType::Bf16,
+            [kind, _] => return Err(damaged(&format!("latents of unknown kind {kind}"))),
+        };
         let container = take(&mut rest);
         let [layers, tokens, conversation, logits, kda, latents] =
             [(); 6].map(|()| u64::from_le_bytes(take(&mut rest)));
         let digests = [(); 5].map(|()| take(&mut rest));
         Ok(Self {
             arithmetic,
+            kv,
             container,
             layers,
             tokens,
@@ -143,6 +151,11 @@ impl Header {
                 act8(ours.arithmetic)
             ))
             .hint("give the same --act8"));
+        }
+        if self.kv != ours.kv {
+            let (theirs, ours) = (self.kv.name(), ours.kv.name());
+            let problem = format!("the session was made with --kv-type {theirs}, this is {ours}");
+            return Err(Error::mismatch(problem).hint("give the same --kv-type"));
         }
         if self.layers != ours.layers {
             let (theirs, ours) = (self.layers, ours.layers);
