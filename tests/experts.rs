@@ -34,6 +34,7 @@ fn plain(container: &Container) -> ExpertOptions {
         direct_io: DirectIo::Auto,
         readers: 1,
         read_bytes: 4096,
+        verify: false,
         look_ahead: LookAhead::Width(0),
         files: Arc::new(ShardFiles),
     }
@@ -225,6 +226,26 @@ fn a_layer_reads_in_disk_order_and_each_expert_once() {
     let experts = engine.experts().stats().misses;
     let pieces = engine.experts().expert_bytes().div_ceil(4096) as u64;
     assert_eq!(log.len() as u64, experts * pieces);
+}
+
+#[test]
+fn shards_written_to_after_the_conversion_are_named_with_what_would_tell() {
+    let (snapshot, container) = container(37);
+    let notes = || {
+        let mut notes = Vec::new();
+        ExpertStore::open(&container, &plain(&container), &mut notes).unwrap();
+        notes
+    };
+    assert_eq!(notes(), Vec::<String>::new());
+    let later = std::time::SystemTime::now() + std::time::Duration::from_secs(5);
+    for shard in ["model-00003-of-000010.safetensors", "model-00007-of-000010.safetensors"] {
+        let file = fs_err::OpenOptions::new().write(true).open(snapshot.snapshot().join(shard));
+        file.unwrap().set_modified(later).unwrap();
+    }
+    let note = notes().concat();
+    assert!(note.starts_with("2 of 10 shards have another modification time"), "{note}");
+    assert!(note.contains("model-00003-of-000010.safetensors, model-00007"), "{note}");
+    assert!(note.contains("`k3-prep verify --source`") && note.contains("--experts"), "{note}");
 }
 
 #[test]

@@ -6,6 +6,7 @@ use std::os::unix::fs::symlink;
 use std::path::Path;
 
 use fs_err as fs;
+use k3_formats::container::Container;
 use k3_formats::recipe::Recipe;
 use k3_formats::safetensors_header::Header;
 use k3_formats::snapshot::Snapshot;
@@ -278,4 +279,75 @@ fn a_damaged_journal_never_gives_another_container() {
         }
     }
     assert!(same > 5, "{same} ended the same");
+}
+
+/// Logits of a few tokens, or why there are none.
+fn logits(out: &Path, snapshot: &Path, options: &[&str]) -> anyhow::Result<Vec<f32>> {
+    let container = Container::open(out)?;
+    let mut all = vec!["--snapshot", snapshot.to_str().expect("UTF-8"), "--expert-cache", "1"];
+    all.extend(options);
+    let args = crate::support::engine_args(out, &all);
+    let mut engine = k3_run::open::engine(&container, &args, k3_run::cli::Act8::Off)?;
+    let mut session = k3_run::session::Session::new(&engine, 16);
+    let cancel = std::sync::atomic::AtomicBool::new(false);
+    let logits = session.extend(&mut engine, &[5, 77, 300, 12, 9], &cancel, |_| {})?;
+    Ok(logits.to_vec())
+}
+
+/// A bit that flips in an expert after the conversion: a plain run cannot see it, a checked
+/// one stops and names it, and so does verify.
+#[test]
+fn a_flipped_bit_in_an_expert_is_named_where_checksums_are_compared() {
+    let tiny = TinyK3::new(65);
+    let (plain, hashed) = (tiny.path("plain"), tiny.path("hashed"));
+    convert(&tiny.snapshot(), &plain, false).unwrap();
+    let pool = k3_prep::threads::pool(Some(2)).unwrap();
+    let snapshot = Snapshot::open(&tiny.snapshot()).unwrap();
+    let mut plan = ConversionPlan::new(&snapshot, &Recipe::default()).unwrap();
+    plan.hash_experts(&pool, Talk::Quiet).unwrap();
+    let on_file = &mut |_: &_| Ok(());
+    Conversion { force: false, allow_nonfinite: false, talk: Talk::Quiet, pool: &pool, on_file }
+        .run(&plan, &hashed)
+        .unwrap();
+
+    let good = logits(&plain, &tiny.snapshot(), &[]).unwrap();
+    for options in [&["--verify-experts"][..], &["--verify-experts", "--direct-io", "off"]] {
+        assert_eq!(logits(&hashed, &tiny.snapshot(), options).unwrap(), good);
+    }
+    let error = logits(&plain, &tiny.snapshot(), &["--verify-experts"]).unwrap_err();
+    assert!(error.to_string().contains("no checksums"), "{error:#}");
+    let verify = |snapshot: &Path, rows| {
+        let sample = k3_prep::verify::Sample { rows, seed: 0 };
+        k3_prep::verify::Verification {
+            dir: &hashed,
+            snapshots: &[snapshot.to_path_buf()],
+            source: false,
+            experts: true,
+            rederive: Some(sample),
+            calibration: None,
+            talk: Talk::Quiet,
+            pool: &pool,
+        }
+        .run()
+        .unwrap()
+    };
+    let report = verify(&tiny.snapshot(), 2);
+    assert_eq!(report.differences, Vec::<String>::new());
+    assert_eq!(report.experts.unwrap().equal, 72);
+
+    // Codes of every expert of layer 3, so that whichever is chosen has it.
+    let dir = linked(&tiny, "flipped", "");
+    for expert in 0..12 {
+        let name = format!(
+            "language_model.model.layers.3.block_sparse_moe.experts.{expert}.w2.weight_packed"
+        );
+        poke(&dir, &name, -1, 0x5a as f32);
+        poke(&dir, &name, 0, 0xa5 as f32);
+    }
+    let report = verify(&dir, 2);
+    assert_eq!(report.differences.len(), 12, "{:?}", report.differences);
+    assert!(report.differences[11].contains("layer 3 expert 11: expected CRC-32"));
+    let error = format!("{:#}", logits(&hashed, &dir, &["--verify-experts"]).unwrap_err());
+    assert!(error.contains("layer 3 expert") && error.contains("expected CRC-32"), "{error}");
+    assert!(logits(&hashed, &dir, &[]).is_ok());
 }

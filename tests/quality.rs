@@ -48,10 +48,18 @@ fn convert_calibrated(
 fn rederive(out: &Path, calibration: Option<&Calibration>) -> Report {
     let pool = k3_prep::threads::pool(Some(2)).unwrap();
     let rederive = Some(Sample { rows: 1000, seed: 0 });
-    let (dir, talk) = (out, Talk::Quiet);
-    Verification { dir, snapshots: &[], source: false, rederive, calibration, talk, pool: &pool }
-        .run()
-        .unwrap()
+    Verification {
+        dir: out,
+        snapshots: &[],
+        source: false,
+        experts: false,
+        rederive,
+        calibration,
+        talk: Talk::Quiet,
+        pool: &pool,
+    }
+    .run()
+    .unwrap()
 }
 
 /// Mean squares as a calibration might find them.

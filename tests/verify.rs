@@ -37,6 +37,7 @@ fn verify(out: &Path, snapshots: &[PathBuf], source: bool, rows: Option<usize>) 
         dir: out,
         snapshots,
         source,
+        experts: false,
         rederive,
         calibration: None,
         talk: Talk::Quiet,
@@ -162,7 +163,10 @@ fn shards_that_changed_are_named() {
     assert!(text.contains(&expected), "{text}");
     assert!(text.contains("model-00003-of-000010.safetensors: the shard is not there"), "{text}");
     assert_eq!(report.differences.len(), 3, "{text}");
-    assert!(report.notes[0].starts_with("model-00004-of-000010.safetensors: modified since"));
+    let touched = "modified since the conversion, size and header the same: \
+                   model-00004-of-000010.safetensors";
+    assert_eq!(report.notes[0], touched);
+    assert!(report.notes[1].contains("--source") && report.notes[1].contains("--experts"));
 }
 
 #[test]
@@ -246,6 +250,7 @@ fn what_is_no_container_says_so() {
             dir,
             snapshots: &[],
             source: false,
+            experts: false,
             rederive: None,
             calibration: None,
             talk,

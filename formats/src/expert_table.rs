@@ -6,7 +6,7 @@
 //! ```text
 //! 0   "K3EXPERT"                     8 bytes
 //! 8   version                        u32, 1
-//! 12  flags                          u32, 0
+//! 12  flags                          u32; bit 0: checksums follow the entries
 //! 16  first MoE layer, MoE layers    2 x u32
 //! 24  experts per layer, stride      2 x u32, stride 64
 //! 32  bytes of one expert            u64
@@ -14,6 +14,8 @@
 //! 44  zero                           20 bytes
 //! 64  entries, by layer then expert: six file offsets (u64), six shard numbers
 //!     (u16), flags (u32; bit 0: the six parts are one run in stored order)
+//! ... with checksums: one u32 per expert in the same order, the CRC-32 (of zlib) of its
+//!     six parts in stored order
 //! ```
 
 use bytemuck::{Pod, Zeroable};
@@ -27,6 +29,9 @@ const VERSION: u32 = 1;
 const HEADER: usize = size_of::<TableHeader>();
 const STRIDE: usize = size_of::<ExpertEntry>();
 const CONTIGUOUS: u32 = 1;
+const CHECKSUMS: u32 = 1;
+/// Where the header has its flags.
+const FLAGS_AT: usize = 12;
 const UNSET: u16 = u16::MAX;
 
 /// Most shards a table can number.
@@ -167,12 +172,36 @@ impl<'a> ExpertTableBuilder<'a> {
     }
 }
 
+/// The table with a checksum for each of its experts, in the order of the entries.
+///
+/// # Panics
+/// `table` was not encoded, has checksums already, or there is another number of them.
+pub fn with_checksums(mut table: Vec<u8>, checksums: &[u32]) -> Vec<u8> {
+    assert_eq!(table.len(), HEADER + checksums.len() * STRIDE, "one checksum for each expert");
+    table[FLAGS_AT..FLAGS_AT + 4].copy_from_slice(&CHECKSUMS.to_le_bytes());
+    table.extend(checksums.iter().flat_map(|sum| sum.to_le_bytes()));
+    table
+}
+
+/// The table as it was before it got checksums.
+pub fn without_checksums(table: &[u8]) -> Vec<u8> {
+    let mut table = table.to_vec();
+    if table.get(FLAGS_AT..FLAGS_AT + 4) == Some(&CHECKSUMS.to_le_bytes()[..]) {
+        let entries = (table.len() - HEADER.min(table.len())) / (STRIDE + 4);
+        table.truncate(HEADER + entries * STRIDE);
+        table[FLAGS_AT..FLAGS_AT + 4].fill(0);
+    }
+    table
+}
+
 /// A checked table over borrowed bytes, usually a mapping.
 #[derive(Debug)]
 pub struct ExpertTable<B> {
     bytes: B,
     first_layer: usize,
     experts: usize,
+    entries: usize,
+    has_checksums: bool,
 }
 
 impl<B: AsRef<[u8]>> ExpertTable<B> {
@@ -187,22 +216,21 @@ impl<B: AsRef<[u8]>> ExpertTable<B> {
                 "expected the table on a multiple of 8 bytes in memory",
             ));
         }
-        let wanted = header(config, shard_sizes.len());
+        let mut wanted = header(config, shard_sizes.len());
         let entries = config.moe_layers().len() * config.moe.experts;
-        if all.len() != HEADER + entries * STRIDE {
-            return Err(Error::mismatch(format!(
-                "expected {} bytes, found {}",
-                HEADER + entries * STRIDE,
-                all.len()
-            ))
-            .hint("convert the snapshot again"));
+        let has_checksums = all.get(FLAGS_AT..FLAGS_AT + 4) == Some(&CHECKSUMS.to_le_bytes()[..]);
+        wanted.flags = if has_checksums { CHECKSUMS } else { 0 };
+        let expected = HEADER + entries * (STRIDE + if has_checksums { 4 } else { 0 });
+        if all.len() != expected {
+            let problem = format!("expected {expected} bytes, found {}", all.len());
+            return Err(Error::mismatch(problem).hint("convert the snapshot again"));
         }
         if all[..HEADER] != *bytemuck::bytes_of(&wanted) {
             return Err(Error::mismatch("expected the table of this model, version 1")
                 .hint("convert the snapshot again"));
         }
-        let table =
-            Self { bytes, first_layer: config.moe_layers().start, experts: config.moe.experts };
+        let (first_layer, experts) = (config.moe_layers().start, config.moe.experts);
+        let table = Self { bytes, first_layer, experts, entries, has_checksums };
         table.check_places(config, shard_sizes)?;
         Ok(table)
     }
@@ -227,7 +255,24 @@ impl<B: AsRef<[u8]>> ExpertTable<B> {
     }
 
     fn entries(&self) -> &[ExpertEntry] {
-        bytemuck::cast_slice(&self.bytes.as_ref()[HEADER..])
+        bytemuck::cast_slice(&self.bytes.as_ref()[HEADER..][..self.entries * STRIDE])
+    }
+
+    /// Whether there is a checksum for each expert.
+    pub fn has_checksums(&self) -> bool {
+        self.has_checksums
+    }
+
+    /// The CRC-32 of an expert's six parts in stored order, if it was recorded.
+    ///
+    /// # Panics
+    /// As [`ExpertTable::entry`].
+    pub fn checksum(&self, layer: usize, expert: usize) -> Option<u32> {
+        assert!(expert < self.experts, "expert {expert} of {}", self.experts);
+        let number = (layer - self.first_layer) * self.experts + expert;
+        let at = HEADER + self.entries * STRIDE + 4 * number;
+        let bytes = self.bytes.as_ref().get(at..at + 4)?;
+        Some(u32::from_le_bytes(bytes.try_into().expect("four bytes")))
     }
 
     /// The place of an expert.
@@ -272,6 +317,24 @@ mod tests {
         assert_eq!(read.entry(3, 1).run(), Some((3, 100 + expert_bytes(&config))));
         assert_eq!(read.entry(2, 5).run(), None);
         assert_eq!(read.entry(2, 5).part(ExpertPart::UpScale), (0, 7));
+    }
+
+    #[test]
+    fn checksums_come_and_go() {
+        let config = ModelConfig::parse(&small().to_string()).unwrap();
+        let sizes = vec![1 << 20; 4];
+        let plain = filled(&config).encode(4);
+        let sums: Vec<u32> = (0..36).map(|i| 7 * i).collect();
+        let hashed = with_checksums(plain.clone(), &sums);
+        let read = ExpertTable::new(hashed.clone(), &config, &sizes).unwrap();
+        assert_eq!(read.checksum(1, 0), Some(0));
+        assert_eq!(read.checksum(3, 11), Some(7 * 35));
+        assert_eq!(read.entry(3, 1).run(), Some((3, 100 + expert_bytes(&config))));
+        assert_eq!(without_checksums(&hashed), plain);
+        assert_eq!(without_checksums(&plain), plain);
+        let read = ExpertTable::new(plain.clone(), &config, &sizes).unwrap();
+        assert!(!read.has_checksums() && read.checksum(3, 11).is_none());
+        assert!(ExpertTable::new(&hashed[..plain.len()], &config, &sizes).is_err());
     }
 
     #[test]

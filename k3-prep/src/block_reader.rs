@@ -74,6 +74,11 @@ impl BlockReader {
         Ok(Self { file, path: path.to_path_buf(), pages })
     }
 
+    /// Path of the file.
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
     /// Size of the file in bytes.
     pub(crate) fn size(&self) -> Result<u64> {
         Ok(self.file.metadata().map_err(|e| Error::io(&self.path, "read the size of", e))?.len())

@@ -53,6 +53,10 @@ pub struct ConvertArgs {
     /// Threads to quantize with [default: all that this process may use]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub jobs: Option<u16>,
+    /// Read all experts once, 1.45 TB of the release, and record a checksum of each, which
+    /// `k3-run --verify-experts` and `verify --experts` compare
+    #[arg(long)]
+    pub hash_experts: bool,
     /// Take NaN and infinite weights as 0 instead of refusing them; each tensor is named
     #[arg(long)]
     pub allow_nonfinite: bool,
@@ -78,6 +82,10 @@ pub struct VerifyArgs {
     /// Also hash the whole shards and compare with the digests their publisher gave
     #[arg(long)]
     pub source: bool,
+    /// Also read all experts, look at their scales, and compare with the checksums that
+    /// `convert --hash-experts` recorded
+    #[arg(long)]
+    pub experts: bool,
     /// Also quantize sampled rows of every matrix again and compare
     #[arg(long)]
     pub rederive: bool,

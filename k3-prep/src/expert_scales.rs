@@ -5,6 +5,7 @@
 //! the release for nothing else. Where they are more than [`SAMPLE`], evenly spaced experts
 //! are looked at; `verify --experts` looks at all.
 
+use k3_formats::config::ModelConfig;
 use k3_formats::expert_table::ExpertTable;
 use k3_formats::tensor_name::{ExpertPart, expert_tensor_name};
 use k3_formats::{Error, Result};
@@ -48,19 +49,10 @@ pub(crate) fn check(plan: &ConversionPlan, pool: &ThreadPool, allow: bool) -> Re
             // Reading it has its own message; this one says it again for each tensor.
             Err(error) => return Err(Error::missing(error.to_string())),
         }
-        match scales.iter().position(|&scale| scale == NAN) {
-            None => Ok(()),
-            Some(at) => {
-                let [_, cols] = part.shape(config);
-                let (row, col) = (at / cols, at % cols);
-                Err(Error::malformed(format!(
-                    "the scale in row {row}, column {col} (byte {at}) is 255, which is NaN"
-                ))
-                .item(expert_tensor_name(layer, expert, part))
-                .in_file(&plan.shard_paths[shard])
-                .hint(NOT_FINITE))
-            }
-        }
+        not_a_number(config, part, &scales).map_or(Ok(()), |error| {
+            let error = error.item(expert_tensor_name(layer, expert, part));
+            Err(error.in_file(&plan.shard_paths[shard]))
+        })
     };
     let numbers: Vec<usize> = (0..experts).step_by(step).collect();
     let errors: Vec<Error> = pool.install(|| {
@@ -79,6 +71,20 @@ pub(crate) fn check(plan: &ConversionPlan, pool: &ThreadPool, allow: bool) -> Re
         Some(error) => Err(error),
         None => Ok(()),
     }
+}
+
+/// Whether a part of an expert is scales.
+pub(crate) fn is_scale(part: ExpertPart) -> bool {
+    SCALES.contains(&part)
+}
+
+/// The first NaN among the scales of a part.
+pub(crate) fn not_a_number(config: &ModelConfig, part: ExpertPart, scales: &[u8]) -> Option<Error> {
+    let at = scales.iter().position(|&scale| scale == NAN)?;
+    let [_, cols] = part.shape(config);
+    let (row, col) = (at / cols, at % cols);
+    let problem = format!("the scale in row {row}, column {col} (byte {at}) is 255, which is NaN");
+    Some(Error::malformed(problem).hint(NOT_FINITE))
 }
 
 /// What to do about weights that are no numbers.

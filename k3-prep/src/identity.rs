@@ -1,5 +1,6 @@
 //! What is converted and how: two conversions with the same identity write the same bytes.
 
+use k3_formats::container::EXPERT_TABLE_FILE;
 use k3_formats::container::manifest::{FORMAT_VERSION, Manifest, ShardRecord};
 use k3_formats::digest::Digest;
 use k3_formats::recipe::Recipe;
@@ -60,6 +61,9 @@ impl Identity {
         }
         let small = self.small.iter().zip(&now.small).find(|(old, new)| old != new);
         match small {
+            Some(((name, _), _)) if name == EXPERT_TABLE_FILE => Some(format!(
+                "{name} differs: the experts lie elsewhere, or only one of the two has --hash-experts"
+            )),
             Some(((name, _), _)) => Some(format!("the snapshot has changed: {name} differs")),
             None if self != now => Some("the snapshot has other files now".to_owned()),
             None => None,

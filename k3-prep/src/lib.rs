@@ -10,6 +10,7 @@ mod cli;
 mod commands;
 pub mod conversion;
 mod expert_scales;
+mod expert_sums;
 mod folder;
 pub mod footprint;
 mod identity;

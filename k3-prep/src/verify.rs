@@ -18,6 +18,7 @@ use serde::Serialize;
 use crate::problems::Lines;
 use crate::progress::Talk;
 
+mod experts;
 mod files;
 mod published;
 mod rederive;
@@ -36,6 +37,8 @@ pub struct Verification<'a> {
     pub snapshots: &'a [PathBuf],
     /// Hash whole shards and compare with published digests.
     pub source: bool,
+    /// Read all experts and compare with their checksums.
+    pub experts: bool,
     /// Quantize sampled rows again.
     pub rederive: Option<Sample>,
     /// What the conversion weighed errors by, to quantize again what it did.
@@ -67,6 +70,8 @@ pub struct Report {
     pub all_shards: usize,
     /// Outcome of `--source`.
     pub source: Option<SourceReport>,
+    /// Outcome of `--experts`.
+    pub experts: Option<ExpertsReport>,
     /// Outcome of `--rederive`.
     pub rederived: Option<RederiveReport>,
 }
@@ -82,6 +87,15 @@ pub struct SourceReport {
     pub unpublished: usize,
     /// Where the digests are written down, with how many shards each.
     pub by: std::collections::BTreeMap<&'static str, usize>,
+}
+
+/// How many experts were read.
+#[derive(Debug, Default, Serialize)]
+pub struct ExpertsReport {
+    /// Experts read.
+    pub read: usize,
+    /// Experts whose checksum is the recorded one.
+    pub equal: usize,
 }
 
 /// How much was quantized again.
@@ -139,6 +153,9 @@ impl Verification<'_> {
         if self.source {
             let config = container.as_ref().map(|c| &c.config);
             report.source = Some(published::check(self, &manifest, &snapshots, config, &mut found));
+        }
+        if let (true, Some(container)) = (self.experts, &container) {
+            report.experts = Some(experts::check(self, container, &snapshots, &mut found));
         }
         if let Some(sample) = self.rederive {
             match &container {

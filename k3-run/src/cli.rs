@@ -106,6 +106,11 @@ pub struct EngineArgs {
     #[arg(long = "expert-gb", hide = true, env = "K3_EXPERT_GB", value_parser = gibibytes)]
     expert_gb: Option<u64>,
 
+    /// Compare every expert that is read with the checksum that `k3-prep convert
+    /// --hash-experts` recorded, and stop at the first that differs.
+    #[arg(long)]
+    pub verify_experts: bool,
+
     /// Whether expert reads go around the page cache.
     #[arg(long, value_enum, default_value_t, env = "K3_DIRECT")]
     pub direct_io: DirectIo,

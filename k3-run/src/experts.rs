@@ -61,6 +61,8 @@ pub struct ExpertOptions {
     pub readers: usize,
     /// Longest read, in bytes.
     pub read_bytes: usize,
+    /// Whether to compare each expert with its checksum as it lands.
+    pub verify: bool,
     /// Experts to read before their layer asks.
     pub look_ahead: LookAhead,
     /// Opens the shards.
@@ -147,12 +149,13 @@ impl ExpertStore {
         let duel = Duel::new(all, size.experts, layers.len() * config.moe.top_k);
         let cache = Cache::new(all, size.experts, size.slots, duel.half_life());
         let books = Books::new(cache, duel, size.slots, Pace::new(options.look_ahead));
+        let checksums = options.verify.then(|| checksums(container)).transpose()?;
         let read_bytes = options.read_bytes.max(1);
         let shared = Arc::new(Shared {
             books: Mutex::new(books),
             jobs: Condvar::new(),
             landed: Condvar::new(),
-            source: Source { shards, shape: ExpertShape::new(config), read_bytes },
+            source: Source { shards, shape: ExpertShape::new(config), read_bytes, checksums },
             first_layer: layers.start,
             per_layer,
         });
@@ -192,6 +195,18 @@ impl ExpertStore {
     pub fn set_trace(&self, trace: Option<Arc<Trace>>) {
         self.shared.lock().trace = trace;
     }
+}
+
+/// The checksums of all experts by key.
+fn checksums(container: &Container) -> anyhow::Result<Box<[u32]>> {
+    let (layers, per_layer) = (container.config.moe_layers(), container.config.moe.experts);
+    let all = layers.flat_map(|layer| (0..per_layer).map(move |expert| (layer, expert)));
+    let sums: Option<_> = all.map(|(l, e)| container.experts.checksum(l, e)).collect();
+    Ok(sums.ok_or_else(|| {
+        k3_formats::Error::missing("the expert table has no checksums")
+            .in_file(container.dir.join(k3_formats::container::EXPERT_TABLE_FILE))
+            .hint("convert with --hash-experts, or leave out --verify-experts")
+    })?)
 }
 
 impl Drop for ExpertStore {

@@ -201,6 +201,7 @@ fn expert_options(
         direct_io: args.direct_io,
         readers: args.readers,
         read_bytes: READ_BYTES,
+        verify: args.verify_experts,
         look_ahead: args.look_ahead,
         files: Arc::new(ShardFiles),
     })

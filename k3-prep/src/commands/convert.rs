@@ -32,7 +32,10 @@ pub(super) fn run(args: &ConvertArgs, talk: Talk) -> Result<Outcome> {
     let snapshot = Snapshot::open(&args.snapshot)?;
     let (recipe, calibration) = args.recipe.recipe()?;
     let plan = || ConversionPlan::calibrated(&snapshot, &recipe, calibration.as_ref());
-    let plan = pool.install(plan)?;
+    let mut plan = pool.install(plan)?;
+    if args.hash_experts && !args.dry_run {
+        plan.hash_experts(&pool, talk)?;
+    }
     let summary = plan.summary();
     let folder = OutputFolder::check(&args.out, &plan.snapshot, args.force)?;
     conversion::existing(&plan, &folder)?;

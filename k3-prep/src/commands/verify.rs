@@ -21,6 +21,7 @@ pub(super) fn run(args: &VerifyArgs, talk: Talk) -> Result<Outcome> {
         dir: &args.container,
         snapshots: &args.snapshot,
         source: args.source,
+        experts: args.experts,
         rederive: args.rederive.then_some(sample),
         calibration: calibration.as_ref(),
         talk,
@@ -67,6 +68,14 @@ fn print(report: &Report, out: &mut dyn Write) -> io::Result<()> {
             source.equal,
             report.all_shards,
             Bytes(source.bytes)
+        )?;
+    }
+    if let Some(experts) = &report.experts {
+        writeln!(
+            out,
+            "experts: {} read, {} equal to their checksum",
+            Thousands(experts.read as u64),
+            Thousands(experts.equal as u64)
         )?;
     }
     if let Some(rederived) = &report.rederived {

@@ -27,24 +27,31 @@ pub(super) fn check(
         let shard = |record| check_shard(record, snapshots);
         manifest.shards.par_iter().map(shard).collect()
     });
-    let mut touched = 0;
+    let mut touched = Vec::new();
     for (record, outcome) in manifest.shards.iter().zip(outcomes) {
         match outcome {
             Ok(same_time) => {
                 report.shards += 1;
                 if !same_time {
-                    touched += 1;
-                    found.note(format!(
-                        "{}: modified since the conversion; size and header are the same",
-                        record.name
-                    ));
+                    touched.push(record.name.as_str());
                 }
             }
             Err(error) => found.differs(&error),
         }
     }
-    if touched > 0 && !verification.source {
-        found.note("only hashing the shards (--source) can tell whether their data changed");
+    if touched.is_empty() {
+        return;
+    }
+    // One line, so that all of them are named however many there are.
+    found.note(format!(
+        "modified since the conversion, size and header the same: {}",
+        touched.join(", ")
+    ));
+    if !verification.source && !verification.experts {
+        found.note(
+            "whether their data changed, only hashing them (--source) can tell, or --experts after \
+             `convert --hash-experts`",
+        );
     }
 }
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use k3_formats::expert_table::ExpertEntry;
 
-use super::buffer::ExpertBuffer;
+use super::buffer::{ExpertBuffer, PieceSum};
 use super::cache::{Cache, Key};
 use super::duel::Duel;
 use super::look_ahead::Pace;
@@ -39,6 +39,8 @@ pub(super) struct Slot {
     pub(super) left: usize,
     /// The first read that failed.
     pub(super) error: Option<io::Error>,
+    /// Checksums of the pieces that were read, if experts are checked.
+    sums: Vec<PieceSum>,
     /// Nobody has asked for it yet, and how many bytes were read so.
     guess: bool,
     bytes: u64,
@@ -74,6 +76,7 @@ impl Books {
             holder: Holder::Cache,
             left: 0,
             error: None,
+            sums: Vec::new(),
             guess: false,
             bytes: 0,
         };
@@ -150,6 +153,7 @@ impl Books {
     ) {
         let Self { slots, demand, early, demand_left, guesses, .. } = self;
         let (taken, guess) = (&mut slots[slot], holder == Holder::Guess);
+        taken.sums.clear(); // of reads that were given up
         (taken.holder, taken.guess, taken.bytes) = (holder, guess, 0);
         if guess {
             guesses.push(slot);
@@ -177,6 +181,7 @@ impl Books {
         bytes: usize,
         early: bool,
         result: io::Result<()>,
+        checksum: Option<(PieceSum, u32)>,
     ) -> bool {
         let entry = &mut self.slots[slot];
         entry.left -= 1;
@@ -191,6 +196,17 @@ impl Books {
             }
             Err(e) => {
                 entry.error.get_or_insert(e);
+            }
+        }
+        if let Some((piece, recorded)) = checksum {
+            entry.sums.push(piece);
+            if ended {
+                let found = PieceSum::whole(std::mem::take(&mut entry.sums));
+                if found != recorded {
+                    let problem =
+                        format!("expected CRC-32 {recorded:08x} as converted, found {found:08x}");
+                    entry.error.get_or_insert(io::Error::new(io::ErrorKind::InvalidData, problem));
+                }
             }
         }
         if ended && given_up {

@@ -149,6 +149,23 @@ impl ExpertBuffer {
     }
 }
 
+/// CRC-32 of a piece of an expert, to be put together with those of the others.
+#[derive(Debug)]
+pub(super) struct PieceSum {
+    begin: usize,
+    sum: crc32fast::Hasher,
+}
+
+impl PieceSum {
+    /// CRC-32 of the whole expert.
+    pub(super) fn whole(mut pieces: Vec<Self>) -> u32 {
+        pieces.sort_unstable_by_key(|piece| piece.begin);
+        let mut whole = crc32fast::Hasher::new();
+        pieces.iter().for_each(|piece| whole.combine(&piece.sum));
+        whole.finalize()
+    }
+}
+
 /// A part of a slot that one reader fills; the only way to write to it.
 #[derive(Debug)]
 pub(super) struct Piece {
@@ -160,6 +177,17 @@ impl Piece {
     /// Where it lies in the slot.
     pub(super) fn range(&self) -> Range<usize> {
         self.range.clone()
+    }
+
+    /// Where its part of the expert lies in the slot, and the CRC-32 of that.
+    pub(super) fn checksum(&mut self) -> PieceSum {
+        let expert = self.buffer.start..self.buffer.start + self.buffer.shape.bytes;
+        let begin = self.range.start.max(expert.start);
+        let end = self.range.end.min(expert.end).max(begin);
+        let from = self.range.start;
+        let mut sum = crc32fast::Hasher::new();
+        sum.update(&self.bytes_mut()[begin - from..end - from]);
+        PieceSum { begin, sum }
     }
 
     /// Its bytes.

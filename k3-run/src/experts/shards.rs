@@ -115,7 +115,7 @@ impl Shards {
         notes: &mut Vec<String>,
     ) -> Result<Self> {
         let mut shards = Vec::with_capacity(records.len());
-        let (mut wrong, mut touched) = (Vec::new(), 0);
+        let (mut wrong, mut touched) = (Vec::new(), Vec::new());
         for record in records {
             let found = dirs.iter().find_map(|dir| {
                 let path = dir.join(&record.name);
@@ -131,8 +131,9 @@ impl Shards {
                 wrong.push(format!("{name}: expected {size} bytes, found {}", meta.len()));
             }
             let modified = meta.modified().ok().and_then(|t| t.duration_since(UNIX_EPOCH).ok());
-            touched +=
-                usize::from(modified.map(|t| t.as_nanos()) != Some(record.modified_ns.into()));
+            if modified.map(|t| t.as_nanos()) != Some(record.modified_ns.into()) {
+                touched.push(record.name.as_str());
+            }
             let handles = [OnceLock::new(), OnceLock::new()];
             shards.push(Shard { name: record.name.clone(), path, direct: false, handles });
         }
@@ -148,12 +149,8 @@ impl Shards {
                 "give the snapshot's folder with --snapshot (once per drive), or convert it again",
             ));
         }
-        if touched > 0 {
-            notes.push(format!(
-                "{touched} of {} shards have another modification time than when they were \
-                 converted; `k3-prep verify` tells whether they are the same",
-                records.len()
-            ));
+        if !touched.is_empty() {
+            notes.push(touched_note(&touched, records.len()));
         }
         Ok(Self { shards, files })
     }
@@ -244,6 +241,19 @@ impl Shards {
         }
         Ok(&**cell.get().expect("just set"))
     }
+}
+
+/// What to know about shards that were written to, or copied, after the conversion.
+fn touched_note(touched: &[&str], all: usize) -> String {
+    const NAMED: usize = 4;
+    let named = touched[..touched.len().min(NAMED)].join(", ");
+    let more = if touched.len() > NAMED { ", ..." } else { "" };
+    format!(
+        "{} of {all} shards have another modification time than when they were converted \
+         ({named}{more}); whether their data is the same, only `k3-prep verify --source` tells, or \
+         `--experts` after `convert --hash-experts`",
+        touched.len()
+    )
 }
 
 #[cfg(target_os = "linux")]

@@ -34,6 +34,8 @@ pub(super) struct Source {
     /// Bytes of one read. Less than an expert: experts land one after another while
     /// several reads are in flight, and a wrong guess is given up half way.
     pub(super) read_bytes: usize,
+    /// CRC-32 of every expert by its key, if each is to be checked as it lands.
+    pub(super) checksums: Option<Box<[u32]>>,
 }
 
 impl Source {
@@ -90,6 +92,8 @@ pub(super) fn read_jobs(shared: &Shared, reader: usize) {
         let span = books.trace.clone().map(|trace| (trace, std::time::Instant::now()));
         drop(books);
         let result = shared.source.read(&mut job);
+        let checksum = shared.source.checksums.as_ref();
+        let checksum = checksum.map(|all| (job.piece.checksum(), all[job.key as usize]));
         let Job { slot, key, bytes, piece, .. } = job;
         drop(piece); // before anyone can see that the slot is complete
         if let Some((trace, start)) = span {
@@ -100,7 +104,7 @@ pub(super) fn read_jobs(shared: &Shared, reader: usize) {
             trace.add(Span { name, lane, start, layer, expert, bytes: bytes as u64 });
         }
         books = shared.lock();
-        if books.end_read(slot, bytes, early, result) {
+        if books.end_read(slot, bytes, early, result, checksum) {
             shared.landed.notify_all();
         }
     }

@@ -1,0 +1,52 @@
+//! Are the experts in the shards still what they were, byte by byte?
+
+use std::path::{Path, PathBuf};
+
+use k3_formats::Error;
+use k3_formats::container::Container;
+
+use super::{ExpertsReport, Findings, Verification, shards};
+use crate::block_reader::{BlockReader, Pages};
+use crate::expert_sums::Experts;
+
+/// Reads every expert and compares its checksum, where the table has one.
+pub(super) fn check(
+    verification: &Verification<'_>,
+    container: &Container,
+    snapshots: &[PathBuf],
+    found: &mut Findings,
+) -> ExpertsReport {
+    let open = |name: &str| {
+        let path = shards::find(name, snapshots).unwrap_or_else(|| Path::new(name).to_path_buf());
+        BlockReader::open(&path, Pages::Drop)
+    };
+    let experts = Experts {
+        config: &container.config,
+        table: &container.experts,
+        shards: container.manifest.shards.iter().map(|s| open(&s.name)).collect(),
+    };
+    let mut report = ExpertsReport::default();
+    for (layer, expert, sum) in experts.sums(verification.pool, verification.talk) {
+        report.read += 1;
+        let recorded = container.experts.checksum(layer, expert);
+        match (sum, recorded) {
+            (Err(error), _) => found.differs(&error),
+            (Ok(sum), Some(recorded)) if sum == recorded => report.equal += 1,
+            (Ok(_), None) => {}
+            (Ok(sum), Some(recorded)) => {
+                let part = k3_formats::tensor_name::ExpertPart::GatePacked;
+                let (shard, offset) = container.experts.entry(layer, expert).part(part);
+                let problem = format!(
+                    "expected CRC-32 {recorded:08x} as at the conversion, found {sum:08x} at byte {offset}"
+                );
+                let name = &container.manifest.shards[shard].name;
+                let item = format!("layer {layer} expert {expert}");
+                found.differs(&Error::mismatch(problem).item(item).in_file(name));
+            }
+        }
+    }
+    if !container.experts.has_checksums() {
+        found.note("the expert table has no checksums; `convert --hash-experts` records them");
+    }
+    report
+}
