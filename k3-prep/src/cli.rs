@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 
+use crate::part::ShardRange;
 use crate::synth::{Preset, Routing};
 
 mod recipe;
@@ -60,6 +61,17 @@ pub struct ConvertArgs {
     /// Take NaN and infinite weights as 0 instead of refusing them; each tensor is named
     #[arg(long)]
     pub allow_nonfinite: bool,
+    /// Convert only the dense files that end in these shards, numbered from 1, so that several
+    /// processes, also of several machines, work on one OUT; complete it with --finish
+    #[arg(long, value_name = "A-B", conflicts_with_all = ["finish", "follow", "force", "hash_experts", "dry_run"])]
+    pub shards: Option<ShardRange>,
+    /// Complete what processes with --shards have converted, and refuse if anything is missing
+    #[arg(long, conflicts_with_all = ["follow", "force", "dry_run"])]
+    pub finish: bool,
+    /// Begin while the download runs: convert each shard once it is complete, wait for the
+    /// others, end when all are there
+    #[arg(long, conflicts_with_all = ["force", "dry_run"])]
+    pub follow: bool,
     /// Check everything and print the plan, but write nothing
     #[arg(long)]
     pub dry_run: bool,

@@ -11,10 +11,11 @@ use rayon::ThreadPool;
 use crate::expert_scales;
 use crate::folder::{OutputFolder, REPLACE};
 use crate::identity::Identity;
-use crate::journal::Journal;
+use crate::journal::{self, Done, Journal};
 use crate::output;
+use crate::part;
 use crate::pipeline::Pipeline;
-use crate::plan::ConversionPlan;
+use crate::plan::{ConversionPlan, DenseFile};
 use crate::progress::{Progress, Talk};
 use crate::size::Bytes;
 
@@ -51,6 +52,18 @@ impl Conversion<'_> {
     /// infinite, the snapshot changed, or the disk refuses. What is done stays in
     /// `OUT.partial`.
     pub fn run(self, plan: &ConversionPlan, out: &Path) -> Result<Converted> {
+        self.complete(plan, out, Missing::Convert)
+    }
+
+    /// Completes what parts have converted: as [`Conversion::run`], but converts no weight.
+    ///
+    /// # Errors
+    /// Also when dense files are missing: says of which shards.
+    pub fn finish(self, plan: &ConversionPlan, out: &Path) -> Result<Converted> {
+        self.complete(plan, out, Missing::Refuse)
+    }
+
+    fn complete(self, plan: &ConversionPlan, out: &Path, missing: Missing) -> Result<Converted> {
         let folder = OutputFolder::check(out, &plan.snapshot, self.force)?;
         if let Some(manifest) = existing(plan, &folder)? {
             return Ok(Converted { manifest, before: true });
@@ -60,9 +73,18 @@ impl Conversion<'_> {
         let mut journal = Journal::lock(folder.work())?;
         if self.force {
             journal.start_over()?;
+            folder.clear(|_| false)?;
         }
-        let done = trusted(plan, folder.work(), journal.resume(plan)?);
-        folder.clear(|name| done.iter().any(|f| f.name == name))?;
+        let mut done = journal.resume(&Identity::of_work(plan))?;
+        done.extend(journal::done_in_parts(folder.work(), &Identity::of_parts(&plan.recipe))?);
+        let done = trusted(plan, folder.work(), done);
+        let todo = not_in(&done, plan, |_| true);
+        if missing == Missing::Refuse && !todo.is_empty() {
+            return Err(part::not_converted(plan, &todo, folder.work()));
+        }
+        folder.clear(|name| {
+            journal::part_of(name).is_some() || done.iter().any(|f| f.name == name)
+        })?;
         check_space(plan, &folder, &done)?;
         if !done.is_empty() && self.talk == Talk::Progress {
             output::say(format_args!(
@@ -72,29 +94,29 @@ impl Conversion<'_> {
                 plan.dense.len()
             ));
         }
-        let dense = self.dense_files(plan, &folder, &mut journal, done)?;
+        let made =
+            self.dense_files(plan, &folder, todo, |record| journal.record(record, vec![]))?;
+        let place = |record: &FileRecord| plan.dense.iter().position(|f| f.name == record.name);
+        let mut dense: Vec<FileRecord> = done.into_iter().chain(made).collect();
+        dense.sort_by_key(place);
         check_unchanged(plan)?;
         let manifest = write_the_rest(plan, folder.work(), dense)?;
         folder.publish()?;
         Ok(Converted { manifest, before: false })
     }
 
-    fn dense_files(
+    /// Writes the dense files numbered in `todo`; `done` is told of each before anyone else.
+    pub(crate) fn dense_files(
         self,
         plan: &ConversionPlan,
         folder: &OutputFolder,
-        journal: &mut Journal,
-        done: Vec<FileRecord>,
+        todo: Vec<usize>,
+        mut done: impl FnMut(&FileRecord) -> Result<()> + Send,
     ) -> Result<Vec<FileRecord>> {
-        let mut records: Vec<Option<FileRecord>> = Vec::new();
-        records.resize_with(plan.dense.len(), || None);
-        let number = |name: &str| plan.dense.iter().position(|f| f.name == name);
-        for record in done {
-            if let Some(i) = number(&record.name) {
-                records[i] = Some(record);
-            }
+        if todo.is_empty() {
+            return Ok(Vec::new());
         }
-        let todo: Vec<usize> = (0..records.len()).filter(|&i| records[i].is_none()).collect();
+        let mut records = Vec::with_capacity(todo.len());
         let bytes = todo.iter().map(|&i| plan.dense[i].source_bytes()).sum();
         let progress = Progress::start("convert", bytes, self.talk);
         let pipeline = Pipeline {
@@ -106,15 +128,31 @@ impl Conversion<'_> {
         };
         let on_file = self.on_file;
         pipeline.run(todo, |record| {
-            journal.record(&record)?;
-            let i = number(&record.name).expect("the plan named it");
+            done(&record)?;
             let told = on_file(&record);
-            records[i] = Some(record);
+            records.push(record);
             told
         })?;
         progress.finish();
-        Ok(records.into_iter().flatten().collect())
+        Ok(records)
     }
+}
+
+/// What to do about dense files that nobody has converted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Missing {
+    Convert,
+    Refuse,
+}
+
+/// Numbers of the dense files that are wanted and not done.
+pub(crate) fn not_in(
+    done: &[FileRecord],
+    plan: &ConversionPlan,
+    wanted: impl Fn(&DenseFile) -> bool,
+) -> Vec<usize> {
+    let open = |file: &DenseFile| wanted(file) && !done.iter().any(|f| f.name == file.name);
+    (0..plan.dense.len()).filter(|&i| open(&plan.dense[i])).collect()
 }
 
 /// The container that is there already, if it is what the plan would make.
@@ -138,15 +176,23 @@ pub(crate) fn existing(plan: &ConversionPlan, folder: &OutputFolder) -> Result<O
     Ok(Some(manifest))
 }
 
-/// The recorded files that are there with the size they should have.
-fn trusted(plan: &ConversionPlan, dir: &Path, recorded: Vec<FileRecord>) -> Vec<FileRecord> {
+/// The recorded files that are there with the size they should have, and came from the
+/// shards as they are now; each once.
+pub(crate) fn trusted(plan: &ConversionPlan, dir: &Path, recorded: Vec<Done>) -> Vec<FileRecord> {
     let whole = |record: &FileRecord| {
         let planned = plan.dense.iter().find(|f| f.name == record.name);
         let size = planned.map(|f| f.layout.file_size());
         let found = fs_err::symlink_metadata(dir.join(&record.name)).ok();
         size == Some(record.size) && found.is_some_and(|m| m.is_file() && m.len() == record.size)
     };
-    recorded.into_iter().filter(whole).collect()
+    let mut files: Vec<FileRecord> = Vec::new();
+    for Done { file, from } in recorded {
+        let unchanged = from.iter().all(|shard| plan.shards.contains(shard));
+        if unchanged && whole(&file) && !files.iter().any(|f| f.name == file.name) {
+            files.push(file);
+        }
+    }
+    files
 }
 
 fn check_space(plan: &ConversionPlan, folder: &OutputFolder, done: &[FileRecord]) -> Result<()> {
@@ -155,7 +201,11 @@ fn check_space(plan: &ConversionPlan, folder: &OutputFolder, done: &[FileRecord]
     let files = plan.dense.len() + plan.small.len() + 2;
     let around = 512 * (tensors + plan.left_out.len() + plan.shards.len()) + 4096 * files;
     let written: u64 = done.iter().map(|f| f.size).sum();
-    let needed = (plan.output_bytes() + around as u64).saturating_sub(written);
+    enough_space(folder, (plan.output_bytes() + around as u64).saturating_sub(written))
+}
+
+/// Whether the file system has room for `needed` bytes.
+pub(crate) fn enough_space(folder: &OutputFolder, needed: u64) -> Result<()> {
     match folder.free_bytes() {
         Some(free) if free < needed => Err(Error::unsupported(format!(
             "not enough space: {} ({needed} bytes) needed, {} ({free} bytes) free",

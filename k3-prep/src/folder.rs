@@ -9,7 +9,7 @@ use k3_formats::container::manifest::{MANIFEST_FILE, Manifest, SUMS_FILE};
 use k3_formats::container::writer::sync_dir;
 use k3_formats::{Error, Result};
 
-use crate::journal::JOURNAL_FILE;
+use crate::journal::{self, JOURNAL_FILE};
 
 /// What to do about a container that is in the way.
 pub(crate) const REPLACE: &str =
@@ -134,8 +134,12 @@ impl OutputFolder {
 
     /// Gives the finished work its name.
     pub(crate) fn publish(&self) -> Result<()> {
-        let journal = self.work.join(JOURNAL_FILE);
-        fs_err::remove_file(&journal).map_err(|e| Error::io(&journal, "remove", e))?;
+        let mut journals = journal::part_journals(&self.work)?;
+        journals.push(JOURNAL_FILE.to_owned());
+        for name in journals {
+            let path = self.work.join(name);
+            fs_err::remove_file(&path).map_err(|e| Error::io(&path, "remove", e))?;
+        }
         sync_dir(&self.work)?;
         let parent = self.out.parent().unwrap_or(Path::new("/"));
         if self.replace && self.out.join(MANIFEST_FILE).is_file() {
@@ -180,6 +184,7 @@ fn is_ours(name: &str) -> bool {
     let name = name.strip_suffix(".part").unwrap_or(name);
     let known = [MANIFEST_FILE, SUMS_FILE, JOURNAL_FILE];
     known.contains(&name)
+        || journal::part_of(name).is_some()
         || crate::plan::is_small_file(name)
         || (name.starts_with("dense-") && name.ends_with(".safetensors"))
 }

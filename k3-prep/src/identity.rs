@@ -3,6 +3,7 @@
 use k3_formats::container::EXPERT_TABLE_FILE;
 use k3_formats::container::manifest::{FORMAT_VERSION, Manifest, ShardRecord};
 use k3_formats::digest::Digest;
+use k3_formats::expert_table::without_checksums;
 use k3_formats::recipe::Recipe;
 use serde::{Deserialize, Serialize};
 
@@ -29,6 +30,28 @@ impl Identity {
             recipe: plan.recipe.clone(),
             small: small.collect(),
             shards: plan.shards.clone(),
+        }
+    }
+
+    /// What a plan's dense files depend on: the same whether experts are hashed or not.
+    pub(crate) fn of_work(plan: &ConversionPlan) -> Self {
+        let mut identity = Self::of(plan);
+        for (name, digest) in &mut identity.small {
+            if name == EXPERT_TABLE_FILE {
+                *digest = Digest::of(&without_checksums(plan.expert_table()));
+            }
+        }
+        identity
+    }
+
+    /// What the parts of a conversion have in common before all shards are there.
+    pub(crate) fn of_parts(recipe: &Recipe) -> Self {
+        Self {
+            format_version: FORMAT_VERSION,
+            tool: crate::TOOL.to_owned(),
+            recipe: recipe.clone(),
+            small: Vec::new(),
+            shards: Vec::new(),
         }
     }
 

@@ -4,6 +4,7 @@
 use std::collections::{HashMap, HashSet};
 
 use k3_formats::container::manifest::ShardRecord;
+use k3_formats::digest::Digest;
 use k3_formats::expert_table::{ExpertTableBuilder, MAX_SHARDS};
 use k3_formats::safetensors_header::{Header, TensorInfo};
 use k3_formats::snapshot::{Shard, Snapshot, WeightIndex};
@@ -36,6 +37,24 @@ impl<'a> Inventory<'a> {
     /// Reads all headers and adds everything wrong with them to `problems`; returns the
     /// inventory if there is nothing wrong with it.
     pub(crate) fn take(snapshot: &'a Snapshot, problems: &mut Problems) -> Option<Self> {
+        Self::of_shards(snapshot, None, problems)
+    }
+
+    /// As [`Inventory::take`], of the shards that are marked in `ready` only: what is in the
+    /// others is left out, and their records are empty.
+    pub(crate) fn of_ready(
+        snapshot: &'a Snapshot,
+        ready: &[bool],
+        problems: &mut Problems,
+    ) -> Option<Self> {
+        Self::of_shards(snapshot, Some(ready), problems)
+    }
+
+    fn of_shards(
+        snapshot: &'a Snapshot,
+        ready: Option<&[bool]>,
+        problems: &mut Problems,
+    ) -> Option<Self> {
         if snapshot.shards.len() > MAX_SHARDS {
             let problem =
                 format!("expected at most {MAX_SHARDS} shards, found {}", snapshot.shards.len());
@@ -45,14 +64,22 @@ impl<'a> Inventory<'a> {
         let before = problems.len();
         let mut count = Count::new(snapshot, problems);
         for_each_header(snapshot, |number, shard, header| match header {
+            _ if ready.is_some_and(|ready| !ready[number]) => count.shards.push(ShardRecord {
+                name: shard.name.clone(),
+                size: 0,
+                modified_ns: 0,
+                header_sha256: Digest::of(&[]),
+            }),
             Ok(header) => count.shard(number, shard, &header),
             Err(error) => {
                 count.unreadable.insert(number);
                 count.problems.add(&error);
             }
         });
-        count.check_index();
-        count.check_missing();
+        if ready.is_none() {
+            count.check_index();
+            count.check_missing();
+        }
         (count.problems.len() == before).then(|| count.finish())
     }
 }

@@ -1,6 +1,7 @@
 //! What a conversion will write: a pure function of the snapshot's headers, its small
 //! files and the recipe. It can be printed, tested and executed; executing decides nothing.
 
+use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -12,7 +13,7 @@ use k3_formats::container::{EXPERT_TABLE_FILE, TOKENIZER_FILE, dense_file_name, 
 use k3_formats::quant::{MatrixFormat, Scales};
 use k3_formats::recipe::Recipe;
 use k3_formats::snapshot::{Snapshot, Source};
-use k3_formats::tensor_name::TensorSpec;
+use k3_formats::tensor_name::{TensorSpec, dense_tensors};
 use k3_formats::tokenizer::Tokenizer;
 use k3_formats::{Error, Result, text_file};
 
@@ -148,6 +149,44 @@ impl ConversionPlan {
             left_out: inventory.vision,
             scattered_experts,
             warnings: inventory.warnings,
+        })
+    }
+
+    /// Plans the dense files whose tensors are all in the shards that are marked in `ready`;
+    /// the plan knows nothing of small files, experts and the other shards.
+    ///
+    /// # Errors
+    /// As [`ConversionPlan::calibrated`], of what is there.
+    pub(crate) fn of_ready(
+        snapshot: &Snapshot,
+        ready: &[bool],
+        recipe: &Recipe,
+        calibration: Option<&Calibration>,
+    ) -> Result<Self> {
+        let mut problems = Problems::default();
+        let inventory = Inventory::of_ready(snapshot, ready, &mut problems);
+        let what = format!("{} cannot be converted", snapshot.dir.display());
+        let Some(inventory) = inventory else {
+            return Err(problems.into_error(&what).expect("an inventory fails with a problem"));
+        };
+        let placed: HashSet<&str> = inventory.dense.iter().map(|d| d.0.name.as_str()).collect();
+        let all = dense_tensors(&snapshot.config);
+        let open = all.iter().filter(|spec| !placed.contains(spec.name.as_str()));
+        let open: HashSet<String> = open.map(dense_file_name).collect();
+        let mut dense = inventory.dense;
+        dense.retain(|(spec, ..)| !open.contains(&dense_file_name(spec)));
+        Ok(Self {
+            recipe: recipe.clone(),
+            config: snapshot.config.clone(),
+            source: snapshot.source(),
+            snapshot: absolute(&snapshot.dir)?,
+            shards: inventory.shards,
+            shard_paths: snapshot.shards.iter().map(|s| s.path.clone()).collect(),
+            dense: dense_files(dense, recipe, calibration)?,
+            small: Vec::new(),
+            left_out: Vec::new(),
+            scattered_experts: 0,
+            warnings: Vec::new(),
         })
     }
 

@@ -1,6 +1,6 @@
 //! `k3-prep convert`
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use k3_formats::snapshot::Snapshot;
@@ -10,11 +10,25 @@ use crate::Outcome;
 use crate::cli::ConvertArgs;
 use crate::conversion::{self, Conversion, Converted};
 use crate::folder::OutputFolder;
+use crate::follow::Follow;
 use crate::output;
+use crate::part::{Part, PartDone, ShardRange};
 use crate::plan::{ConversionPlan, PlanSummary};
 use crate::progress::Talk;
 use crate::size::{Bytes, Span};
 use crate::threads;
+
+/// Time between two looks at a download.
+const LOOK_EVERY: Duration = Duration::from_secs(5);
+
+#[derive(Serialize)]
+struct PartReport {
+    out: String,
+    shards: String,
+    files: usize,
+    converted: usize,
+    seconds: f64,
+}
 
 #[derive(Serialize)]
 struct Report<'a> {
@@ -29,8 +43,22 @@ struct Report<'a> {
 pub(super) fn run(args: &ConvertArgs, talk: Talk) -> Result<Outcome> {
     let start = Instant::now();
     let pool = threads::pool(args.jobs)?;
-    let snapshot = Snapshot::open(&args.snapshot)?;
     let (recipe, calibration) = args.recipe.recipe()?;
+    let snapshot = if args.follow {
+        let follow = Follow {
+            snapshot: &args.snapshot,
+            out: &args.out,
+            recipe: &recipe,
+            calibration: calibration.as_ref(),
+            allow_nonfinite: args.allow_nonfinite,
+            talk,
+            pool: &pool,
+            every: LOOK_EVERY,
+        };
+        follow.run()?
+    } else {
+        Snapshot::open(&args.snapshot)?
+    };
     let plan = || ConversionPlan::calibrated(&snapshot, &recipe, calibration.as_ref());
     let mut plan = pool.install(plan)?;
     if args.hash_experts && !args.dry_run {
@@ -58,10 +86,44 @@ pub(super) fn run(args: &ConvertArgs, talk: Talk) -> Result<Outcome> {
             pool: &pool,
             on_file: &mut on_file,
         };
-        Some(conversion.run(&plan, &args.out)?)
+        if let Some(range) = args.shards {
+            let done = conversion.part(&plan, &args.out, Part::Shards(range))?;
+            report_part(args, range, done, start)?;
+            return Ok(Outcome::Good);
+        }
+        Some(match args.finish {
+            true => conversion.finish(&plan, &args.out)?,
+            false => conversion.run(&plan, &args.out)?,
+        })
     };
     report(args, &summary, converted.as_ref(), start)?;
     Ok(Outcome::Good)
+}
+
+fn report_part(
+    args: &ConvertArgs,
+    range: ShardRange,
+    done: PartDone,
+    start: Instant,
+) -> Result<()> {
+    let PartDone { files, converted, complete } = done;
+    let out = args.out.display();
+    if args.json {
+        return output::json(&PartReport {
+            out: out.to_string(),
+            shards: range.to_string(),
+            files,
+            converted,
+            seconds: start.elapsed().as_secs_f64(),
+        });
+    }
+    if complete {
+        return output::result(|w| writeln!(w, "{out}: was complete already"));
+    }
+    let span = Span(start.elapsed());
+    output::result(|w| {
+        writeln!(w, "{out}: {files} dense files of shards {range}, {converted} now, after {span}")
+    })
 }
 
 fn report(
