@@ -50,6 +50,8 @@ pub struct BenchOptions {
     pub tokens: usize,
     /// Lengths of prompts.
     pub prompts: Vec<usize>,
+    /// Positions that every sequence has before its text.
+    pub depth: usize,
 }
 
 /// One round of measurements; rates per second.
@@ -109,7 +111,8 @@ impl<'e, 'a> Bench<'e, 'a> {
     pub fn run(&mut self) -> anyhow::Result<Report> {
         let begin = Instant::now();
         let more = 1 + self.options.rounds * self.options.tokens;
-        let mut sequences = [(); 2].map(|()| Sequence::new(self.engine, self.text, more));
+        let mut sequences =
+            [(); 2].map(|()| Sequence::new(self.engine, self.options.depth, self.text, more));
         // Takes the text in, and fills caches.
         sequences[0].measure(self.engine, 1, &self.trace)?;
         self.swap_stores();
@@ -161,7 +164,7 @@ impl<'e, 'a> Bench<'e, 'a> {
         let mut prefill = Vec::with_capacity(self.options.prompts.len());
         for &length in &self.options.prompts {
             let prompt: Vec<u32> = self.text.iter().copied().cycle().take(length).collect();
-            let mut sequence = Sequence::new(self.engine, &prompt, 0);
+            let mut sequence = Sequence::new(self.engine, self.options.depth, &prompt, 0);
             prefill.push(sequence.measure(self.engine, 1, &self.trace)?);
         }
         Ok(Round {

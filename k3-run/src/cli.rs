@@ -355,6 +355,11 @@ pub struct BenchArgs {
     #[arg(long, value_name = "N,...", value_delimiter = ',', default_value = "128", value_parser = positive)]
     pub prompt: Vec<usize>,
 
+    /// Positions that the context holds before anything is measured (zeros, which cost as
+    /// much as any), to see what long contexts cost.
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub depth: usize,
+
     /// A UTF-8 file that is taken in and continued, in place of a paragraph of ours.
     #[arg(long, value_name = "FILE")]
     pub text: Option<PathBuf>,

@@ -224,6 +224,13 @@ impl SequenceState {
         self.latents_mut().for_each(|latents| latents.resize(values));
     }
 
+    /// Goes on from `position` with zeros behind it: for measurements, where only their number
+    /// counts.
+    pub(crate) fn pretend(&mut self, position: usize) {
+        self.grow_latents(position);
+        self.cut_to(position);
+    }
+
     fn replaced(&mut self, position: usize) {
         self.forget_undo(position);
         self.cut_to(position);

@@ -36,9 +36,12 @@ impl Steps {
 }
 
 impl Sequence {
-    /// An empty sequence that will begin with `prompt`, and has room for `more` tokens.
-    pub(super) fn new(engine: &Engine<'_>, prompt: &[u32], more: usize) -> Self {
-        Self { state: engine.new_state(prompt.len() + more), next: prompt.to_vec() }
+    /// A sequence that goes on with `prompt` after `depth` positions, all zeros, and has room
+    /// for `more` tokens.
+    pub(super) fn new(engine: &Engine<'_>, depth: usize, prompt: &[u32], more: usize) -> Self {
+        let mut state = engine.new_state(depth + prompt.len() + more);
+        state.pretend(depth);
+        Self { state, next: prompt.to_vec() }
     }
 
     /// Takes in what is next, in chunks.

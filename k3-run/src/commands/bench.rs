@@ -31,13 +31,17 @@ pub(super) fn run(args: &BenchArgs) -> anyhow::Result<()> {
         let error = Error::missing("the text is empty").hint("give a file with words in it");
         return Err(error.into());
     }
-    let mut engine = open::engine(&container, &args.engine, Act8::Experts)?;
-    let uncached = open::uncached_experts(&container, &args.engine)?;
+    let longest = args.prompt.iter().copied().max().unwrap_or(0);
+    let room = args.depth + longest.max(ids.len() + 1 + args.rounds * args.tokens);
+    let engine_args = args.engine.with_context(room.max(open::DEFAULT_CONTEXT));
+    let mut engine = open::engine(&container, &engine_args, Act8::Experts)?;
+    let uncached = open::uncached_experts(&container, &engine_args)?;
     let options = BenchOptions {
         rounds: args.rounds,
         time: Duration::from_secs(args.seconds),
         tokens: args.tokens,
         prompts: args.prompt.clone(),
+        depth: args.depth,
     };
     let mut bench = Bench::new(&mut engine, uncached, &container, &ids, options);
     let report = bench.run()?;
