@@ -30,6 +30,9 @@ pub enum Command {
     Convert(ConvertArgs),
     /// Check a container: structure, digests, and that the shards are still what they were
     Verify(VerifyArgs),
+    /// Say whether a snapshot or a container is whole, what this machine is, how fast its
+    /// drive is, and what that comes to
+    Doctor(DoctorArgs),
     /// Show what a snapshot, a container or a safetensors file holds
     Inspect(InspectArgs),
     /// Show what convert would write, how long that takes here, and what k3-run will need
@@ -114,6 +117,21 @@ pub struct VerifyArgs {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub jobs: Option<u16>,
     /// Print the result as JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Arguments of `doctor`.
+#[derive(Debug, Args)]
+pub struct DoctorArgs {
+    /// Snapshot or container
+    #[arg(value_name = "SNAPSHOT|CONTAINER")]
+    pub path: PathBuf,
+    /// The snapshot of a container, if it is not where the manifest says; several for shards on
+    /// several drives
+    #[arg(long, value_name = "DIR")]
+    pub snapshot: Vec<PathBuf>,
+    /// Print as JSON
     #[arg(long)]
     pub json: bool,
 }

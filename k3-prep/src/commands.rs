@@ -7,6 +7,7 @@ use crate::cli::{Cli, Command};
 use crate::progress::Talk;
 
 mod convert;
+mod doctor;
 mod inspect;
 mod plan;
 mod synth;
@@ -18,6 +19,7 @@ pub(crate) fn run(cli: Cli) -> Result<Outcome> {
     match cli.command {
         Command::Convert(args) => convert::run(&args, talk),
         Command::Verify(args) => verify::run(&args, talk),
+        Command::Doctor(args) => doctor::run(&args),
         Command::Inspect(args) => inspect::run(&args),
         Command::Plan(args) => plan::run(&args),
         Command::Tokenizer(args) => tokenizer::run(&args),

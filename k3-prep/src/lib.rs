@@ -9,6 +9,7 @@ mod block_reader;
 mod cli;
 mod commands;
 pub mod conversion;
+pub mod doctor;
 mod expert_scales;
 mod expert_sums;
 mod folder;
@@ -36,8 +37,8 @@ pub mod tokenizer_json;
 pub mod verify;
 
 pub use cli::{
-    Cli, Command, ConvertArgs, InspectArgs, PlanArgs, RecipeArgs, SynthArgs, TokenizerArgs,
-    VerifyArgs,
+    Cli, Command, ConvertArgs, DoctorArgs, InspectArgs, PlanArgs, RecipeArgs, SynthArgs,
+    TokenizerArgs, VerifyArgs,
 };
 pub use progress::Talk;
 

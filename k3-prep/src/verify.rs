@@ -22,7 +22,7 @@ mod experts;
 mod files;
 mod published;
 mod rederive;
-mod shards;
+pub(crate) mod shards;
 
 pub use rederive::Sample;
 

@@ -19,7 +19,7 @@ fn help_and_version_are_results() {
     let help = k3_prep(&["--help"]);
     assert!(help.status.success());
     let text = String::from_utf8(help.stdout).unwrap();
-    for verb in ["convert", "verify", "inspect", "plan", "tokenizer", "synth"] {
+    for verb in ["convert", "verify", "doctor", "inspect", "plan", "tokenizer", "synth"] {
         assert!(text.contains(&format!("  {verb} ")), "{text}");
     }
     let version = k3_prep(&["--version"]);

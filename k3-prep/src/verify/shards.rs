@@ -11,7 +11,7 @@ use rayon::prelude::*;
 use super::{Findings, Report, Verification};
 
 /// The place of a shard: the first of the folders that has it.
-pub(super) fn find(name: &str, snapshots: &[PathBuf]) -> Option<PathBuf> {
+pub(crate) fn find(name: &str, snapshots: &[PathBuf]) -> Option<PathBuf> {
     snapshots.iter().map(|dir| dir.join(name)).find(|path| path.is_file())
 }
 
@@ -56,7 +56,7 @@ pub(super) fn check(
 }
 
 /// Whether the shard has the recorded time as well.
-fn check_shard(record: &ShardRecord, snapshots: &[PathBuf]) -> Result<bool, Error> {
+pub(crate) fn check_shard(record: &ShardRecord, snapshots: &[PathBuf]) -> Result<bool, Error> {
     let Some(path) = find(&record.name, snapshots) else {
         let path = match snapshots.first() {
             Some(dir) => dir.join(&record.name),
