@@ -202,6 +202,9 @@ fn the_release_has_the_known_sizes() {
     assert_eq!(trunk(&recipe(16, 16, 16)), 113_509_540_864);
     assert_eq!(trunk(&recipe(8, 8, 8)), 57_626_074_112 - 1_175_060_480 + kept);
     assert_eq!(trunk(&recipe(4, 4, 4)), 33_127_506_944 - 660_602_880 + kept);
+    let seed = trunk(&Recipe::default());
+    let balanced = trunk(&Recipe::named("balanced").unwrap());
+    assert!(balanced <= seed && seed - balanced < 50_000_000, "{balanced} of {seed}");
 }
 
 #[test]

@@ -17,8 +17,10 @@ use k3_prep::conversion::{Conversion, Converted};
 use k3_prep::plan::ConversionPlan;
 use k3_prep::verify::{Report, Sample, Verification};
 use k3_run::engine::{Inputs, Run, Want};
+use k3_run::eval::{Evaluation, Progress, Summary};
+use serde_json::Value;
 
-use crate::support::{TinyK3, convert, engine};
+use crate::support::{TinyK3, convert, demo_snapshot, engine};
 
 /// Every format, some by class, some by name and layer.
 const MIXED: &str = r#"{"rules": [
@@ -166,4 +168,94 @@ fn errors_are_recorded_and_a_search_lowers_them() {
         let sums = [mse, absmax].map(|errors| errors.iter().sum::<u64>() as f64);
         assert!(sums[0] < 0.9 * sums[1], "{recipe}: {sums:?}");
     }
+}
+
+/// `eval.json` beside the demo: what the float64 reference computed for `eval.txt`, of the
+/// exact weights and of the seed's recipe.
+#[test]
+fn evaluations_agree_with_the_reference() {
+    let dir = tempfile::tempdir().unwrap();
+    let container = |name: &str, recipe: &Recipe| {
+        let out = dir.path().join(name);
+        convert(&demo_snapshot(), &out, recipe);
+        Container::open(&out).unwrap()
+    };
+    let exact = container("exact", &Recipe::of_bits(16, 16, 16).unwrap());
+    let seed = container("seed", &Recipe::default());
+    let fixtures = demo_snapshot().parent().unwrap().to_owned();
+    let golden: Value =
+        serde_json::from_str(&fs::read_to_string(fixtures.join("eval.json")).unwrap()).unwrap();
+    let floats = |key: &str| -> Vec<f64> {
+        golden[key].as_array().unwrap().iter().map(|v| v.as_f64().unwrap()).collect()
+    };
+    let text = fs::read_to_string(fixtures.join("eval.txt")).unwrap();
+    let tokenizer = k3_run::open::tokenizer(&exact.dir).unwrap();
+    let ids = tokenizer.encode(&text, k3_formats::tokenizer::Specials::Text);
+    let wanted: Vec<u32> = serde_json::from_value(golden["ids"].clone()).unwrap();
+    assert_eq!(ids, wanted);
+
+    let mut exact_engine = engine(&exact, &["--act8", "off"]);
+    let mut seed_engine = engine(&seed, &["--act8", "off", "--chunk", "7"]);
+    let mut losses = Vec::new();
+    let mut alone = Evaluation { engine: &mut exact_engine, other: None, worst: 3 };
+    for (i, ids) in ids.chunks(64).enumerate() {
+        let each = |loss: f64| {
+            losses.push(loss);
+            Ok(())
+        };
+        let window = alone.window(ids, 64 * i, each).unwrap();
+        assert_eq!((window.tokens, window.worst.len()), (ids.len() - 1, 3));
+        assert!(window.worst[0].loss >= window.worst[2].loss);
+        assert_eq!(wanted[window.worst[0].at], window.worst[0].token);
+    }
+    let log_probs = floats("log_probs");
+    assert_eq!(losses.len(), log_probs.len());
+    for (i, (loss, log_prob)) in losses.iter().zip(&log_probs).enumerate() {
+        assert!((loss + log_prob).abs() < 1e-5, "token {i}: {loss} against {}", -log_prob);
+    }
+
+    let mut both =
+        Evaluation { engine: &mut seed_engine, other: Some(&mut exact_engine), worst: 1 };
+    let windows: Vec<_> = ids
+        .chunks(64)
+        .enumerate()
+        .map(|(i, ids)| both.window(ids, 64 * i, |_| Ok(())).unwrap())
+        .collect();
+    let summary = Summary::new(&windows, true, 1);
+    let against = summary.against.unwrap();
+    let kl = floats("kl_of_seed");
+    let mean = kl.iter().sum::<f64>() / kl.len() as f64;
+    assert!((against.kl.value / mean - 1.0).abs() < 1e-4, "{} against {mean}", against.kl.value);
+    let same = golden["same_top"].as_f64().unwrap() / kl.len() as f64;
+    assert!((against.same_top.value - same).abs() < 1e-9);
+    let perplexity = (-log_probs.iter().sum::<f64>() / kl.len() as f64).exp();
+    assert!((against.perplexity.value / perplexity - 1.0).abs() < 1e-6);
+    let largest = kl.iter().copied().fold(0.0, f64::max);
+    let worst = summary.worst[0].against.as_ref().unwrap().kl;
+    assert!((worst / largest - 1.0).abs() < 1e-3, "{worst} against {largest}");
+}
+
+#[test]
+fn an_evaluation_goes_on_with_the_same_digits() {
+    let dir = tempfile::tempdir().unwrap();
+    let out = dir.path().join("out");
+    convert(&demo_snapshot(), &out, &Recipe::named("balanced").unwrap());
+    let container = Container::open(&out).unwrap();
+    let ids: Vec<u32> = (0..150).map(|i| (i * 37 + 5) % 2000).collect();
+    let identity = serde_json::json!({"ids": 150});
+    let run = |file: &str, most: usize| {
+        let mut engine = engine(&container, &[]);
+        let path = dir.path().join(file);
+        let (mut progress, mut windows) = Progress::open(&path, &identity).unwrap();
+        let mut evaluation = Evaluation { engine: &mut engine, other: None, worst: 2 };
+        for (i, ids) in ids.chunks(32).enumerate().skip(windows.len()).take(most) {
+            let window = evaluation.window(ids, 32 * i, |_| Ok(())).unwrap();
+            windows.push(progress.record(&window).unwrap());
+        }
+        (Summary::new(&windows, false, 4), fs::read(&path).unwrap())
+    };
+    let whole = run("whole", usize::MAX);
+    assert_eq!((whole.0.windows, whole.0.tokens, whole.0.worst.len()), (5, 145, 4));
+    assert_ne!(run("parts", 2).0, whole.0);
+    assert!(run("parts", usize::MAX) == whole);
 }

@@ -87,21 +87,37 @@ impl Recipe {
     pub const NAMES: [(&str, &str); 4] = [
         ("seed", "int4-g64, MLA and head int8, absmax scales: what other K3 engines read"),
         ("fast", "the same formats, scales by least squared error"),
-        ("balanced", "int4-g32, head int8, least squared error; no more bytes than seed"),
+        (
+            "balanced",
+            "int4-g32, head and most KDA outputs int8, least squared error; fits seed's bytes",
+        ),
         ("faithful", "int8 everywhere, least squared error"),
     ];
 
     /// The recipe called `name`, if there is one.
     pub fn named(name: &str) -> Option<Self> {
-        use MatrixFormat::{Int4G32, Int8Row};
+        use MatrixFormat::Int8Row;
         let recipe = match name {
             "seed" => return Some(Self::default()),
             "fast" => Self::default(),
-            "balanced" => Self::of_formats(Int4G32, Int4G32, Int8Row),
+            "balanced" => Self::balanced(),
             "faithful" => Self::of_formats(Int8Row, Int8Row, Int8Row),
             _ => return None,
         };
         Some(Self { name: Some(name.to_owned()), scales: Scales::Mse, ..recipe })
+    }
+
+    /// What int8 MLA costs `seed` and gains little, spent where it gains most: on the output
+    /// projections of KDA, in as many of the release's layers as that pays for.
+    fn balanced() -> Self {
+        use MatrixFormat::{Int4G32, Int8Row};
+        let outputs = Rule {
+            tensor: Some("self_attn.o_proj.weight".to_owned()),
+            layers: Some((0..84).collect()),
+            ..Rule::class(TensorClass::Kda, Int8Row)
+        };
+        let rules = vec![outputs, Rule::class(TensorClass::Head, Int8Row), Rule::all(Int4G32)];
+        Self { name: None, rules, scales: Scales::Mse, calibration: None }
     }
 
     /// A recipe from its rules.

@@ -38,6 +38,8 @@ pub enum Command {
     Detokenize(DetokenizeArgs),
     /// Measure memory, drive and cores, and how near to them the model runs.
     Bench(BenchArgs),
+    /// Say how well a container predicts a text, and how far it is from another container.
+    Eval(EvalArgs),
     /// Say what is in a container, where its experts are, and how this machine would run it.
     Info(InfoArgs),
     /// Say where memory would go and what a token would cost, without taking or running it.
@@ -333,6 +335,47 @@ pub struct LogitsArgs {
     pub trace: Option<PathBuf>,
 }
 
+/// `k3-run eval`.
+#[derive(Debug, Args)]
+pub struct EvalArgs {
+    #[command(flatten)]
+    pub engine: EngineArgs,
+
+    /// Text to predict, UTF-8; names of control tokens in it are plain text.
+    #[arg(long, value_name = "FILE")]
+    pub text: PathBuf,
+
+    /// Container to compare with, for example one of --bits 16; it is run without --act8
+    /// and --top-p-experts. The two share --ram.
+    #[arg(long, value_name = "CONTAINER")]
+    pub against: Option<PathBuf>,
+
+    /// Tokens of a window; each is read from an empty state, and all but its first token
+    /// are predicted.
+    #[arg(long, value_name = "N", default_value_t = 512, value_parser = window)]
+    pub window: usize,
+
+    /// Read only so many tokens of the text.
+    #[arg(long, value_name = "N", value_parser = positive)]
+    pub tokens: Option<usize>,
+
+    /// Worst tokens to list.
+    #[arg(long, value_name = "N", default_value_t = 10)]
+    pub worst: usize,
+
+    /// Keep finished windows here, and go on with what is there.
+    #[arg(long, value_name = "FILE")]
+    pub progress: Option<PathBuf>,
+
+    /// Write the natural logarithm of each predicted token's probability: little-endian f64.
+    #[arg(long, value_name = "FILE", conflicts_with = "progress")]
+    pub log_probs: Option<PathBuf>,
+
+    /// Print as JSON.
+    #[arg(long)]
+    pub json: bool,
+}
+
 /// `k3-run bench`.
 #[derive(Debug, Args)]
 pub struct BenchArgs {
@@ -477,6 +520,13 @@ const MAX_SLOTS: usize = 256;
 fn slots(text: &str) -> Result<usize, String> {
     let slots = text.parse().ok().filter(|n| (1..=MAX_SLOTS).contains(n));
     slots.ok_or_else(|| format!("expected a whole number from 1 to {MAX_SLOTS}, found {text:?}"))
+}
+
+fn window(text: &str) -> Result<usize, String> {
+    match positive(text)? {
+        1 => Err("expected 2 or more: the first token of a window is not predicted".into()),
+        n => Ok(n),
+    }
 }
 
 fn positive(text: &str) -> Result<usize, String> {

@@ -1,6 +1,7 @@
 //! One verb each: resolve options, call the library, print.
 
 mod bench;
+mod eval;
 mod generate;
 mod info;
 mod logits;
@@ -22,6 +23,7 @@ pub(crate) fn run(cli: &Cli) -> anyhow::Result<()> {
         Command::Tokenize(args) => tokenize::tokenize(args),
         Command::Detokenize(args) => tokenize::detokenize(args),
         Command::Bench(args) => bench::run(args),
+        Command::Eval(args) => eval::run(args),
         Command::Info(args) => info::run(args),
         Command::Plan(args) => plan::run(args),
     }

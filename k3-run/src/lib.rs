@@ -16,6 +16,7 @@ pub mod clock;
 mod commands;
 pub mod dense;
 pub mod engine;
+pub mod eval;
 pub mod experts;
 pub mod kernels;
 pub mod linear;
