@@ -1,5 +1,5 @@
 //! What the inputs of each dense matrix look like on some text: the mean square of every
-//! column, by which a conversion weighs errors. `k3-run calibrate` writes it.
+//! column, by which a conversion weighs errors.
 //!
 //! A plain safetensors file: for each matrix an F32 vector `[cols]` under the matrix's
 //! name, and in the metadata `tokens`, how many were seen.
@@ -43,7 +43,7 @@ impl Calibration {
     /// # Errors
     /// As [`Calibration::read`].
     pub fn parse(bytes: &[u8]) -> Result<Self> {
-        let hint = "give the file that `k3-run calibrate` wrote";
+        let hint = "give a file as formats/README.md describes it";
         let wrong = |problem: String| Error::malformed(problem).hint(hint);
         let not = |e| wrong(format!("not a calibration file: {e}"));
         let (_, header) = SafeTensors::read_metadata(bytes).map_err(not)?;
@@ -124,7 +124,7 @@ mod tests {
         let bad = Calibration::encode(1, &[("a".to_owned(), vec![-1.0])]).unwrap();
         for bytes in [&b""[..], b"\x02\0\0\0\0\0\0\0{}", &bad] {
             let error = Calibration::parse(bytes).unwrap_err();
-            assert!(error.hint_text().unwrap().contains("k3-run calibrate"), "{error}");
+            assert!(error.hint_text().unwrap().contains("formats/README.md"), "{error}");
         }
     }
 }

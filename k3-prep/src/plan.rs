@@ -281,7 +281,7 @@ impl Importances<'_> {
                 })))
             }
             Scales::Hessian => {
-                let hint = "give --calibration FILE, which `k3-run calibrate` writes";
+                let hint = "give --calibration FILE, as formats/README.md describes it";
                 let given = self.calibration.filter(|c| {
                     self.recipe.calibration().is_none_or(|recorded| recorded == c.sha256)
                 });

@@ -26,7 +26,8 @@ pub struct RecipeArgs {
     /// How scales are chosen [default: the recipe's; absmax without one]
     #[arg(long, value_name = "HOW", value_parser = ["absmax", "mse", "hessian"])]
     pub scales: Option<String>,
-    /// What `k3-run calibrate` wrote; scales are then hessian unless said otherwise
+    /// Mean squares of the inputs of every matrix, a safetensors file as formats/README.md
+    /// describes it; scales are then hessian unless said otherwise
     #[arg(long, value_name = "FILE")]
     pub calibration: Option<PathBuf>,
 }
