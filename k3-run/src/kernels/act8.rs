@@ -14,7 +14,7 @@ use std::marker::PhantomData;
 
 use half::f16;
 
-use super::activations::{Activations, Block8, Order, PAD8 as STEP};
+use super::activations::{Activations, Block8, Order, PAD8 as STEP, Token8};
 use super::isa::{E2M1_OFFSET, Isa, Task};
 use super::scratch::{Ahead, Area, ROWS, STEPS8 as STEPS, Scratch, TOKENS};
 use super::{Matrix, Weights, exact};
@@ -134,7 +134,9 @@ impl<'a> Rows for Int8<'a> {
         let (halves, _) = steps[i].as_chunks::<64>();
         // The row's one scale comes last, so this one is never read.
         let scale = isa.splat(0.0);
-        Codes { first: isa.bytes(&halves[0]), second: isa.bytes(&halves[1]), scale }
+        let first = isa.int8_codes(isa.bytes(&halves[0]));
+        let second = isa.int8_codes(isa.bytes(&halves[1]));
+        Codes { first, second, scale }
     }
 
     #[inline(always)]
@@ -406,7 +408,7 @@ struct Token<'a> {
 impl<'a> Token<'a> {
     #[inline(always)]
     fn new(block: Block8<'a>, token: usize) -> Self {
-        let (codes, scales) = block.token(token);
+        let Token8 { codes, scales } = block.token(token);
         Self { codes: codes.as_chunks::<2>().0, scales }
     }
 

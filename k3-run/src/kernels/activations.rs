@@ -10,6 +10,7 @@ use k3_formats::quant::MatrixFormat;
 
 use super::isa::{Isa, Task};
 use super::{Arithmetic, Kernels, Matrix, Weights};
+use crate::parallel::{Chunks, for_each};
 
 /// Inputs that share one scale when activations are rounded to int8.
 pub const INT8_GROUP: usize = 32;
@@ -128,20 +129,26 @@ impl<'a> Block<'a> {
 /// One block of int8 columns of all tokens, token after token.
 #[derive(Clone, Copy)]
 pub(super) struct Block8<'a> {
-    codes: &'a [[i8; 64]],
-    scales: &'a [[f32; 16]],
+    all: Token8<'a>,
     codes_per_token: usize,
     scales_per_token: usize,
 }
 
+/// The int8 columns of one token in a block.
+#[derive(Clone, Copy)]
+pub(super) struct Token8<'a> {
+    pub(super) codes: &'a [[i8; 64]],
+    pub(super) scales: &'a [[f32; 16]],
+}
+
 impl<'a> Block8<'a> {
-    /// Codes and lane scales of one token.
     #[inline(always)]
-    pub(super) fn token(&self, token: usize) -> (&'a [[i8; 64]], &'a [[f32; 16]]) {
-        (
-            &self.codes[token * self.codes_per_token..][..self.codes_per_token],
-            &self.scales[token * self.scales_per_token..][..self.scales_per_token],
-        )
+    pub(super) fn token(&self, token: usize) -> Token8<'a> {
+        let (codes, scales) = (self.codes_per_token, self.scales_per_token);
+        Token8 {
+            codes: &self.all.codes[token * codes..][..codes],
+            scales: &self.all.scales[token * scales..][..scales],
+        }
     }
 }
 
@@ -190,7 +197,8 @@ impl Activations {
     }
 
     /// Takes in `x: [tokens, cols]` in the forms that some matrices need. Allocates only
-    /// if it never held as much before.
+    /// if it never held as much before. Many rows are spread over the pool this thread
+    /// belongs to.
     ///
     /// # Panics
     /// `x` does not divide into `tokens` rows.
@@ -199,7 +207,18 @@ impl Activations {
         self.tokens = tokens;
         self.cols = x.len() / tokens;
         self.forms = forms;
-        kernels.run(Prepare { x, to: self });
+        if forms.natural {
+            fill(kernels, &mut self.natural, x, tokens, Order::Natural);
+        }
+        if forms.paired {
+            fill(kernels, &mut self.paired, x, tokens, Order::Paired);
+        }
+        if forms.natural8 {
+            fill8(kernels, &mut self.natural8, x, tokens, Order::Natural);
+        }
+        if forms.paired8 {
+            fill8(kernels, &mut self.paired8, x, tokens, Order::Paired);
+        }
     }
 
     /// Columns of one f32 block: [`BLOCK`], but a single token's row is one block.
@@ -245,12 +264,12 @@ impl Activations {
         let step = scale_step(order);
         let (codes_per_token, scales_per_token) = (width / 64, width / step);
         let first = index * BLOCK8 * self.tokens;
-        Block8 {
-            codes: &form.codes[first / 64..][..codes_per_token * self.tokens],
-            scales: &form.scales[first / step..][..scales_per_token * self.tokens],
-            codes_per_token,
-            scales_per_token,
-        }
+        let (codes, scales) = (codes_per_token * self.tokens, scales_per_token * self.tokens);
+        let all = Token8 {
+            codes: &form.codes[first / 64..][..codes],
+            scales: &form.scales[first / step..][..scales],
+        };
+        Block8 { all, codes_per_token, scales_per_token }
     }
 }
 
@@ -271,106 +290,146 @@ fn block_width(cols: usize, pad: usize, block: usize, index: usize) -> usize {
     (cols.next_multiple_of(pad) - index * block).min(block)
 }
 
-struct Prepare<'a> {
-    x: &'a [f32],
-    to: &'a mut Activations,
+/// Tokens that one thread prepares at a time.
+const TOKENS: usize = 8;
+
+/// Lays `x: [tokens, cols]` out in zero-padded blocks.
+fn fill(kernels: Kernels, to: &mut Vec<[f32; 16]>, x: &[f32], tokens: usize, order: Order) {
+    let cols = x.len() / tokens;
+    to.resize(tokens * padded(cols, PAD) / 16, [0.0; 16]);
+    let mut rest = &mut to[..];
+    for (index, column) in (0..cols).step_by(BLOCK).enumerate() {
+        let width = block_width(cols, PAD, BLOCK, index) / 16;
+        let block = Chunks::new(take(&mut rest, tokens * width), width);
+        for_each(block, TOKENS, |token, part| {
+            kernels.run(Fill { x, cols, column, token, width, out: part.into_slice(), order });
+        });
+    }
 }
 
-impl Task for Prepare<'_> {
+/// Some tokens of one block of f32 columns.
+struct Fill<'a> {
+    x: &'a [f32],
+    cols: usize,
+    column: usize,
+    token: usize,
+    /// Vectors of each token.
+    width: usize,
+    out: &'a mut [[f32; 16]],
+    order: Order,
+}
+
+impl Task for Fill<'_> {
     type Output = ();
 
     #[inline(always)]
-    fn run<S: Isa>(self, isa: S) {
-        let Activations { tokens, cols, forms, natural, paired, natural8, paired8 } = self.to;
-        let (tokens, cols) = (*tokens, *cols);
-        if forms.natural {
-            fill(natural, self.x, tokens, cols, |step, out| {
-                out[..step.len()].copy_from_slice(step)
-            });
-        }
-        if forms.paired {
-            fill(paired, self.x, tokens, cols, |step, out| {
-                let (halves, _) = out.as_chunks_mut::<32>();
-                for (step, out) in step.as_chunks::<32>().0.iter().zip(halves) {
-                    let (even, odd) = out.split_at_mut(16);
-                    let pairs = step.as_chunks::<2>().0.iter();
-                    for ((pair, even), odd) in pairs.zip(even).zip(odd) {
-                        (*even, *odd) = (pair[0], pair[1]);
-                    }
+    fn run<S: Isa>(self, _isa: S) {
+        let width = BLOCK.min(self.cols - self.column);
+        for (i, out) in self.out.chunks_exact_mut(self.width).enumerate() {
+            let row = &self.x[(self.token + i) * self.cols + self.column..][..width];
+            let (steps, _) = out.as_flattened_mut().as_chunks_mut::<PAD>();
+            for (step, out) in row.chunks(PAD).zip(steps) {
+                let mut padded = [0.0; PAD];
+                padded[..step.len()].copy_from_slice(step);
+                match self.order {
+                    Order::Natural => *out = padded,
+                    Order::Paired => pair_up(&padded, out),
                 }
-            });
-        }
-        if forms.natural8 {
-            fill8(isa, natural8, self.x, tokens, cols, Order::Natural);
-        }
-        if forms.paired8 {
-            fill8(isa, paired8, self.x, tokens, cols, Order::Paired);
+            }
         }
     }
 }
 
-/// Lays `x: [tokens, cols]` out in zero-padded blocks; `put` orders 64 columns.
+/// In each 32 columns the even ones first.
 #[inline(always)]
-fn fill(
-    to: &mut Vec<[f32; 16]>,
-    x: &[f32],
-    tokens: usize,
-    cols: usize,
-    put: impl Fn(&[f32; PAD], &mut [f32; PAD]),
-) {
-    let padded = cols.next_multiple_of(PAD);
-    to.resize(tokens * padded / 16, [0.0; 16]);
-    let (steps, _) = to.as_flattened_mut().as_chunks_mut::<PAD>();
-    for (token, row) in x.chunks_exact(cols).enumerate() {
-        for (i, step) in row.chunks(PAD).enumerate() {
-            let (block, inside) = (i * PAD / BLOCK, i % (BLOCK / PAD));
-            let width = block_width(cols, PAD, BLOCK, block) / PAD;
-            let out = &mut steps[block * BLOCK / PAD * tokens + token * width + inside];
-            if let Ok(step) = <&[f32; PAD]>::try_from(step) {
-                put(step, out);
-            } else {
-                let mut padded = [0.0; PAD];
-                padded[..step.len()].copy_from_slice(step);
-                put(&padded, out);
-            }
+fn pair_up(step: &[f32; PAD], out: &mut [f32; PAD]) {
+    let (halves, _) = out.as_chunks_mut::<32>();
+    for (step, out) in step.as_chunks::<32>().0.iter().zip(halves) {
+        let (even, odd) = out.split_at_mut(16);
+        let pairs = step.as_chunks::<2>().0.iter();
+        for ((pair, even), odd) in pairs.zip(even).zip(odd) {
+            (*even, *odd) = (pair[0], pair[1]);
         }
     }
 }
 
 /// Rounds `x: [tokens, cols]` to int8 in groups of [`INT8_GROUP`] and lays it out in
 /// zero-padded blocks.
-#[inline(always)]
-fn fill8<S: Isa>(isa: S, to: &mut Int8, x: &[f32], tokens: usize, cols: usize, order: Order) {
-    let padded = cols.next_multiple_of(PAD8);
-    to.codes.resize(tokens * padded / 64, [0; 64]);
-    to.scales.resize(tokens * padded / scale_step(order), [0.0; 16]);
-    let (codes, _) = to.codes.as_flattened_mut().as_chunks_mut::<PAD8>();
-    let (scales, _) = to.scales.as_flattened_mut().as_chunks_mut::<16>();
-    for (token, row) in x.chunks_exact(cols).enumerate() {
-        for (i, step) in row.chunks(PAD8).enumerate() {
-            let (block, inside) = (i * PAD8 / BLOCK8, i % (BLOCK8 / PAD8));
-            let width = block_width(cols, PAD8, BLOCK8, block) / PAD8;
-            let at = block * BLOCK8 / PAD8 * tokens + token * width + inside;
+fn fill8(kernels: Kernels, to: &mut Int8, x: &[f32], tokens: usize, order: Order) {
+    let cols = x.len() / tokens;
+    let vectors = tokens * padded(cols, PAD8);
+    to.codes.resize(vectors / 64, [0; 64]);
+    to.scales.resize(vectors / scale_step(order), [0.0; 16]);
+    let (mut codes, mut scales) = (&mut to.codes[..], &mut to.scales[..]);
+    for (index, column) in (0..cols).step_by(BLOCK8).enumerate() {
+        let columns = block_width(cols, PAD8, BLOCK8, index);
+        let (width, vectors) = (columns / 64, columns / scale_step(order));
+        let block = (
+            Chunks::new(take(&mut codes, tokens * width), width),
+            Chunks::new(take(&mut scales, tokens * vectors), vectors),
+        );
+        for_each(block, TOKENS, |token, (codes, scales)| {
+            let (codes, scales) = (codes.into_slice(), scales.into_slice());
+            kernels.run(Fill8 { x, cols, column, token, width, codes, scales, order });
+        });
+    }
+}
+
+/// Cuts the first `len` elements off.
+fn take<'a, T>(all: &mut &'a mut [T], len: usize) -> &'a mut [T] {
+    let (first, rest) = std::mem::take(all).split_at_mut(len);
+    *all = rest;
+    first
+}
+
+/// Some tokens of one block of int8 columns.
+struct Fill8<'a> {
+    x: &'a [f32],
+    cols: usize,
+    column: usize,
+    token: usize,
+    /// Vectors of codes of each token.
+    width: usize,
+    codes: &'a mut [[i8; 64]],
+    scales: &'a mut [[f32; 16]],
+    order: Order,
+}
+
+impl Task for Fill8<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Isa>(self, isa: S) {
+        let Self { x, cols, column, token, width, codes, scales, order } = self;
+        let (step_codes, _) = codes.as_chunks_mut::<2>();
+        let (steps, vectors) = (width / 2, PAD8 / scale_step(order));
+        let columns = column..cols.min(column + BLOCK8);
+        for (i, codes) in step_codes.iter_mut().enumerate() {
+            let (token, step) = (token + i / steps, i % steps);
+            let row = &x[token * cols..][..columns.end][columns.start..];
+            let row = &row[step * PAD8..row.len().min((step + 1) * PAD8)];
             let mut rounded = [0; PAD8];
             let mut scale = [0.0; PAD8 / INT8_GROUP];
-            for (g, group) in step.chunks(INT8_GROUP).enumerate() {
+            for (g, group) in row.chunks(INT8_GROUP).enumerate() {
                 let codes = &mut rounded[g * INT8_GROUP..][..INT8_GROUP];
                 scale[g] = round_group(isa, group, codes.as_chunks_mut().0);
             }
+            let scales = &mut scales[i * vectors..][..vectors];
             match order {
                 Order::Natural => {
-                    codes[at] = rounded;
+                    let (halves, _) = rounded.as_chunks::<64>();
                     for half in 0..2 {
-                        scales[2 * at + half] = std::array::from_fn(|l| scale[2 * half + l / 8]);
+                        codes[half] = halves[half];
+                        scales[half] = std::array::from_fn(|l| scale[2 * half + l / 8]);
                     }
                 }
                 Order::Paired => {
-                    let (even, odd) = codes[at].split_at_mut(64);
+                    let [even, odd] = codes;
                     let pairs = rounded.as_chunks::<2>().0.iter();
                     for ((pair, even), odd) in pairs.zip(even).zip(odd) {
                         (*even, *odd) = (pair[0], pair[1]);
                     }
-                    scales[at] = std::array::from_fn(|l| scale[l / 4]);
+                    scales[0] = std::array::from_fn(|l| scale[l / 4]);
                 }
             }
         }

@@ -112,10 +112,13 @@ pub(super) trait Isa: Copy + Send + Sync {
     fn e2m1(self, nibbles: Self::B) -> Self::B;
     /// Adds `u[4l..4l + 4] · s[4l..4l + 4]` to lane l; `u` at most 32, `s` signed.
     fn dot_small(self, acc: Self::I, u: Self::B, s: Self::B) -> Self::I;
+    /// Signed codes in the form that [`Isa::dot_int8`] takes them in.
+    fn int8_codes(self, w: Self::B) -> Self::B;
     /// Where the sum of one [`Isa::dot_int8`] with these inputs starts.
     fn dot_int8_start(self, x: Self::B) -> Self::I;
-    /// As [`Isa::dot_small`] for any signed `w` and inputs `x` above -128, given a sum
-    /// that began at [`Isa::dot_int8_start`].
+    /// As [`Isa::dot_small`] for any signed codes `w` that went through
+    /// [`Isa::int8_codes`] and inputs `x` above -128, given a sum that began at
+    /// [`Isa::dot_int8_start`].
     fn dot_int8(self, start: Self::I, w: Self::B, x: Self::B) -> Self::I;
     /// Lanes 0..8 from the first, the others from the second.
     fn halves(self, scales: &[f32; 2]) -> Self::F;
@@ -133,7 +136,8 @@ pub(super) trait Isa: Copy + Send + Sync {
 pub(super) const E2M1_OFFSET: u8 = 12;
 
 /// Doubled E2M1 values plus [`E2M1_OFFSET`].
-pub(super) const E2M1_CODES: [u8; 16] = [12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0];
+#[cfg(target_arch = "x86_64")]
+const E2M1_CODES: [u8; 16] = [12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0];
 
 /// Value of each E8M0 scale.
 static E8M0: [f32; 256] = {

@@ -1,13 +1,13 @@
-//! AVX2 with FMA (Haswell and later, all of Zen): 16 lanes are two registers.
+//! AVX2 with FMA and F16C (Haswell and later, all of Zen): 16 lanes are two registers.
 #![allow(unsafe_code)] // intrinsics, whose instructions the token vouches for
 
 use std::arch::x86_64::*;
 
-use half::bf16;
+use half::{bf16, f16};
 
 use super::{E2M1_CODES, E8M0, Isa, Task};
 
-/// Proof that this CPU has AVX2 and FMA.
+/// Proof that this CPU has AVX2, FMA and F16C.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Avx2 {
     detected: (),
@@ -16,9 +16,11 @@ pub(crate) struct Avx2 {
 // No closures here: one is a function of its own, without the features, and an intrinsic
 // that it is not inlined with becomes a call.
 impl Avx2 {
-    /// The token, if the CPU has both. The list must be that of [`run`].
+    /// The token, if the CPU has all three. The list must be that of [`run`].
     pub(crate) fn detect() -> Option<Self> {
-        let all = is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma");
+        let all = is_x86_feature_detected!("avx2")
+            && is_x86_feature_detected!("fma")
+            && is_x86_feature_detected!("f16c");
         all.then_some(Self { detected: () })
     }
 
@@ -71,6 +73,15 @@ impl Avx2 {
         unsafe { _mm_shuffle_epi8(_mm_loadu_si128(E2M1_DOUBLED.as_ptr().cast()), nibbles) }
     }
 
+    #[inline(always)]
+    fn widen_f16(self, x: &[f16; 2]) -> [f32; 2] {
+        // SAFETY: the token proves F16C.
+        unsafe {
+            let x = _mm_cvtph_ps(_mm_cvtsi32_si128(bytemuck::cast(*x)));
+            [_mm_cvtss_f32(x), _mm_cvtss_f32(_mm_movehdup_ps(x))]
+        }
+    }
+
     /// 16 nibbles less 8.
     #[inline(always)]
     fn centred(self, nibbles: __m128i) -> __m128i {
@@ -102,7 +113,7 @@ impl Avx2 {
     }
 }
 
-#[target_feature(enable = "avx2,fma")]
+#[target_feature(enable = "avx2,fma,f16c")]
 fn run<T: Task>(isa: Avx2, task: T) -> T::Output {
     task.run(isa)
 }
@@ -115,7 +126,7 @@ macro_rules! both {
     };
 }
 
-// SAFETY of all blocks below: the token proves that the CPU has AVX2 and FMA; loads and
+// SAFETY of all blocks below: the token proves that the CPU has AVX2, FMA and F16C; loads and
 // stores go through references to arrays of exactly the bytes they touch.
 impl Isa for Avx2 {
     type F = [__m256; 2];
@@ -305,6 +316,19 @@ impl Isa for Avx2 {
     }
 
     #[inline(always)]
+    fn int4_f16(self, packed: &[u8; 32], scales: &[f16; 2]) -> [Self::F; 4] {
+        let (halves, _) = packed.as_chunks::<16>();
+        let ((a, b), (c, d)) = (self.split(&halves[0]), self.split(&halves[1]));
+        let scales = self.widen_f16(scales);
+        [
+            self.scaled(self.centred(a), scales[0]),
+            self.scaled(self.centred(b), scales[0]),
+            self.scaled(self.centred(c), scales[1]),
+            self.scaled(self.centred(d), scales[1]),
+        ]
+    }
+
+    #[inline(always)]
     fn mxfp4(self, packed: &[u8; 32], scales: &[u8; 2]) -> [Self::F; 4] {
         let (halves, _) = packed.as_chunks::<16>();
         let ((a, b), (c, d)) = (self.split(&halves[0]), self.split(&halves[1]));
@@ -396,6 +420,11 @@ impl Isa for Avx2 {
     }
 
     #[inline(always)]
+    fn int8_codes(self, w: Self::B) -> Self::B {
+        w
+    }
+
+    #[inline(always)]
     fn dot_int8(self, start: Self::I, w: Self::B, x: Self::B) -> Self::I {
         // |w| times x with w's sign: two products of at most 128 * 127 cannot saturate.
         both!(|start, w, x| {
@@ -411,16 +440,41 @@ impl Isa for Avx2 {
     }
 
     #[inline(always)]
-    fn e8m0_quarters(self, scales: &[u8; 4]) -> Self::F {
-        // SAFETY: see the impl.
+    fn quarters(self, scales: &[f16; 4]) -> Self::F {
+        // SAFETY: see the impl; the load reads 8 bytes.
         unsafe {
-            let a = _mm_set1_ps(0.5 * E8M0[usize::from(scales[0])]);
-            let b = _mm_set1_ps(0.5 * E8M0[usize::from(scales[1])]);
-            let c = _mm_set1_ps(0.5 * E8M0[usize::from(scales[2])]);
-            let d = _mm_set1_ps(0.5 * E8M0[usize::from(scales[3])]);
-            [_mm256_set_m128(b, a), _mm256_set_m128(d, c)]
+            let all = _mm_cvtph_ps(_mm_loadl_epi64(scales.as_ptr().cast()));
+            let all = _mm256_set_m128(all, all);
+            let lanes = _mm256_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1);
+            let more = _mm256_add_epi32(lanes, _mm256_set1_epi32(2));
+            [_mm256_permutevar8x32_ps(all, lanes), _mm256_permutevar8x32_ps(all, more)]
         }
     }
+
+    #[inline(always)]
+    fn e8m0_quarters(self, scales: &[u8; 4]) -> Self::F {
+        // SAFETY: see the impl.
+        let bytes = unsafe {
+            let all = _mm256_set1_epi32(i32::from_le_bytes(*scales));
+            let (a, b) = (spread(0), spread(1));
+            let lanes = _mm256_setr_epi32(a, a, a, a, b, b, b, b);
+            let more = _mm256_add_epi32(lanes, _mm256_set1_epi32(2 << 16));
+            [_mm256_shuffle_epi8(all, lanes), _mm256_shuffle_epi8(all, more)]
+        };
+        both!(|bytes| {
+            // 0 is the subnormal 2^-127, and 255, here infinity, becomes NaN when half of
+            // it is taken off.
+            let bits = _mm256_slli_epi32::<7>(bytes);
+            let bits = _mm256_max_epu32(bits, _mm256_set1_epi32(1 << 22));
+            let scale = _mm256_castsi256_ps(bits);
+            _mm256_fnmadd_ps(scale, _mm256_set1_ps(0.5), scale)
+        })
+    }
+}
+
+/// A lane of a byte shuffle that takes byte `byte` to bits 16..24 and clears the others.
+const fn spread(byte: u8) -> i32 {
+    i32::from_le_bytes([128, 128, byte, 128])
 }
 
 /// Doubled E2M1 values.

@@ -3,7 +3,7 @@
 
 use std::arch::x86_64::*;
 
-use half::bf16;
+use half::{bf16, f16};
 use k3_formats::mxfp4;
 
 use super::{E2M1_CODES, E8M0, Isa, Task};
@@ -36,6 +36,11 @@ fn run_with<T: Task>(isa: Avx512<true>, task: T) -> T::Output {
     task.run(isa)
 }
 
+/// A lane of a byte shuffle that takes byte `byte` to bits 16..24 and clears the others.
+const fn spread(byte: u8) -> i32 {
+    i32::from_le_bytes([128, 128, byte, 128])
+}
+
 /// Codes of int4 in the order of their nibbles.
 const INT4: [f32; 16] =
     [-8.0, -7.0, -6.0, -5.0, -4.0, -3.0, -2.0, -1.0, 0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0];
@@ -51,6 +56,12 @@ impl<const VNNI: bool> Avx512<VNNI> {
             let codes = _mm_loadu_si128(codes.as_ptr().cast());
             _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(codes))
         }
+    }
+
+    #[inline(always)]
+    fn splat_f16(self, x: f16) -> __m512 {
+        // SAFETY: the token proves AVX-512.
+        unsafe { _mm512_cvtph_ps(_mm256_set1_epi16(x.to_bits() as i16)) }
     }
 
     /// Entries of `table` chosen by the low and then by the high nibbles of 16 bytes.
@@ -277,6 +288,17 @@ impl<const VNNI: bool> Isa for Avx512<VNNI> {
     }
 
     #[inline(always)]
+    fn int4_f16(self, packed: &[u8; 32], scales: &[f16; 2]) -> [__m512; 4] {
+        let table = self.load(&INT4);
+        let first = self.mul(table, self.splat_f16(scales[0]));
+        let second = self.mul(table, self.splat_f16(scales[1]));
+        let (halves, _) = packed.as_chunks::<16>();
+        let [a, b] = self.look_up(&halves[0], first);
+        let [c, d] = self.look_up(&halves[1], second);
+        [a, b, c, d]
+    }
+
+    #[inline(always)]
     fn mxfp4(self, packed: &[u8; 32], scales: &[u8; 2]) -> [__m512; 4] {
         let table = self.load(&mxfp4::E2M1);
         let first = self.mul(table, self.splat(E8M0[usize::from(scales[0])]));
@@ -368,12 +390,18 @@ impl<const VNNI: bool> Isa for Avx512<VNNI> {
     }
 
     #[inline(always)]
+    fn int8_codes(self, w: __m512i) -> __m512i {
+        // SAFETY: see the impl.
+        unsafe { if VNNI { _mm512_xor_si512(w, self.splat_u8(128)) } else { w } }
+    }
+
+    #[inline(always)]
     fn dot_int8(self, start: __m512i, w: __m512i, x: __m512i) -> __m512i {
         // SAFETY: see the impl.
         unsafe {
             if VNNI {
                 // Codes raised by 128 are unsigned; the start has taken that off.
-                return _mm512_dpbusd_epi32(start, _mm512_xor_si512(w, self.splat_u8(128)), x);
+                return _mm512_dpbusd_epi32(start, w, x);
             }
             // |w| times x with w's sign: two products of at most 128 * 127 cannot saturate.
             let negative = _mm512_movepi8_mask(w);
@@ -392,18 +420,28 @@ impl<const VNNI: bool> Isa for Avx512<VNNI> {
     }
 
     #[inline(always)]
+    fn quarters(self, scales: &[f16; 4]) -> __m512 {
+        // SAFETY: see the impl.
+        unsafe {
+            let all = _mm256_set1_epi64x(i64::from_le_bytes(bytemuck::cast(*scales)));
+            let low = _mm_setr_epi8(0, 1, 0, 1, 0, 1, 0, 1, 2, 3, 2, 3, 2, 3, 2, 3);
+            let lanes = _mm256_set_m128i(_mm_add_epi8(low, _mm_set1_epi8(4)), low);
+            _mm512_cvtph_ps(_mm256_shuffle_epi8(all, lanes))
+        }
+    }
+
+    #[inline(always)]
     fn e8m0_quarters(self, scales: &[u8; 4]) -> __m512 {
         // SAFETY: see the impl.
         unsafe {
-            let codes = _mm_cvtepu8_epi32(_mm_cvtsi32_si128(i32::from_le_bytes(*scales)));
-            // 0 is the subnormal 2^-127 and 255 a NaN: both want the top mantissa bit.
-            let next = _mm_add_epi32(codes, _mm_set1_epi32(1));
-            let special = _mm_testn_epi32_mask(next, _mm_set1_epi32(0xfe));
-            let bits = _mm_slli_epi32::<23>(codes);
-            let bits = _mm_mask_or_epi32(bits, special, bits, _mm_set1_epi32(1 << 22));
-            let half = _mm_mul_ps(_mm_castsi128_ps(bits), _mm_set1_ps(0.5));
-            let lanes = _mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3);
-            _mm512_permutexvar_ps(lanes, _mm512_castps128_ps512(half))
+            let (a, b, c, d) = (spread(0), spread(1), spread(2), spread(3));
+            let lanes = _mm512_setr_epi32(a, a, a, a, b, b, b, b, c, c, c, c, d, d, d, d);
+            let all = _mm512_set1_epi32(i32::from_le_bytes(*scales));
+            let bits = _mm512_slli_epi32::<7>(_mm512_shuffle_epi8(all, lanes));
+            // 0 is the subnormal 2^-127, and 255, here infinity, becomes NaN when half of
+            // it is taken off.
+            let scale = _mm512_castsi512_ps(_mm512_max_epu32(bits, _mm512_set1_epi32(1 << 22)));
+            _mm512_fnmadd_ps(scale, _mm512_set1_ps(0.5), scale)
         }
     }
 }

@@ -6,11 +6,39 @@ use std::array;
 use half::bf16;
 use k3_formats::mxfp4;
 
-use super::{E2M1_CODES, Isa, Task};
+use super::{E2M1_OFFSET, E8M0, Isa, Task};
 
 /// Needs nothing, so anyone may make it.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Portable;
+
+/// Twice an E2M1 value. The compiler has no instruction for a table of bytes, but makes
+/// vector comparisons of this.
+#[inline(always)]
+fn doubled(nibble: u8) -> i8 {
+    let code = (nibble & 7) as i8;
+    // 0, 1, 2, 3, 4, 6, 8, 12
+    let magnitude = code + i8::from(code > 4) + i8::from(code > 5) + 3 * i8::from(code > 6);
+    if nibble & 8 == 0 { magnitude } else { -magnitude }
+}
+
+/// 16-bit products added in pairs are an instruction even in SSE2.
+#[inline(always)]
+fn dot(mut acc: [i32; 16], w: &[i16; 64], x: &[u8; 64]) -> [i32; 16] {
+    let mut wide = [0; 64];
+    for i in 0..64 {
+        wide[i] = i16::from(x[i] as i8);
+    }
+    let mut pairs = [0; 32];
+    for i in 0..32 {
+        let first = i32::from(w[2 * i]) * i32::from(wide[2 * i]);
+        pairs[i] = first + i32::from(w[2 * i + 1]) * i32::from(wide[2 * i + 1]);
+    }
+    for l in 0..16 {
+        acc[l] += pairs[2 * l] + pairs[2 * l + 1];
+    }
+    acc
+}
 
 impl Isa for Portable {
     type F = [f32; 16];
@@ -177,10 +205,11 @@ impl Isa for Portable {
     #[inline(always)]
     fn int4(self, packed: &[u8; 32], scale: f32) -> [Self::F; 4] {
         let mut out = [[0.0; 16]; 4];
-        for (j, &byte) in packed.iter().enumerate() {
-            let pair = j / 16 * 2;
-            out[pair][j % 16] = (f32::from(byte & 15) - 8.0) * scale;
-            out[pair + 1][j % 16] = (f32::from(byte >> 4) - 8.0) * scale;
+        for (half, packed) in packed.as_chunks::<16>().0.iter().enumerate() {
+            for l in 0..16 {
+                out[2 * half][l] = (i32::from(packed[l] & 15) - 8) as f32 * scale;
+                out[2 * half + 1][l] = (i32::from(packed[l] >> 4) - 8) as f32 * scale;
+            }
         }
         out
     }
@@ -188,11 +217,13 @@ impl Isa for Portable {
     #[inline(always)]
     fn mxfp4(self, packed: &[u8; 32], scales: &[u8; 2]) -> [Self::F; 4] {
         let mut out = [[0.0; 16]; 4];
-        for (j, &byte) in packed.iter().enumerate() {
-            let pair = j / 16 * 2;
-            let scale = mxfp4::scale(scales[j / 16]);
-            out[pair][j % 16] = mxfp4::E2M1[usize::from(byte & 15)] * scale;
-            out[pair + 1][j % 16] = mxfp4::E2M1[usize::from(byte >> 4)] * scale;
+        for (half, packed) in packed.as_chunks::<16>().0.iter().enumerate() {
+            // Twice the value is a small integer, half the scale is exact.
+            let scale = 0.5 * E8M0[usize::from(scales[half])];
+            for l in 0..16 {
+                out[2 * half][l] = f32::from(doubled(packed[l] & 15)) * scale;
+                out[2 * half + 1][l] = f32::from(doubled(packed[l] >> 4)) * scale;
+            }
         }
         out
     }
@@ -212,7 +243,11 @@ impl Isa for Portable {
 
     #[inline(always)]
     fn to_f32(self, x: Self::I) -> Self::F {
-        x.map(|x| x as f32)
+        let mut out = [0.0; 16];
+        for l in 0..16 {
+            out[l] = x[l] as f32;
+        }
+        out
     }
 
     #[inline(always)]
@@ -222,32 +257,39 @@ impl Isa for Portable {
 
     #[inline(always)]
     fn bytes(self, from: &[i8; 64]) -> Self::B {
-        from.map(|x| x as u8)
+        bytemuck::cast(*from)
     }
 
     #[inline(always)]
     fn store_bytes(self, x: Self::B, to: &mut [i8; 64]) {
-        *to = x.map(|x| x as i8);
+        *to = bytemuck::cast(x);
     }
 
     #[inline(always)]
     fn nibbles(self, packed: &[u8; 64]) -> (Self::B, Self::B) {
-        (packed.map(|byte| byte & 15), packed.map(|byte| byte >> 4))
+        let (mut low, mut high) = ([0; 64], [0; 64]);
+        for i in 0..64 {
+            (low[i], high[i]) = (packed[i] & 15, packed[i] >> 4);
+        }
+        (low, high)
     }
 
     #[inline(always)]
     fn e2m1(self, nibbles: Self::B) -> Self::B {
-        nibbles.map(|nibble| E2M1_CODES[usize::from(nibble & 15)])
+        let mut codes = [0; 64];
+        for (code, nibble) in codes.iter_mut().zip(nibbles) {
+            *code = (doubled(nibble) + E2M1_OFFSET as i8) as u8;
+        }
+        codes
     }
 
     #[inline(always)]
-    fn dot_small(self, mut acc: Self::I, u: Self::B, s: Self::B) -> Self::I {
-        for (l, acc) in acc.iter_mut().enumerate() {
-            for i in 4 * l..4 * l + 4 {
-                *acc += i32::from(u[i]) * i32::from(s[i] as i8);
-            }
+    fn dot_small(self, acc: Self::I, u: Self::B, s: Self::B) -> Self::I {
+        let mut wide = [0; 64];
+        for i in 0..64 {
+            wide[i] = i16::from(u[i]);
         }
-        acc
+        dot(acc, &wide, &s)
     }
 
     #[inline(always)]
@@ -256,13 +298,17 @@ impl Isa for Portable {
     }
 
     #[inline(always)]
-    fn dot_int8(self, mut start: Self::I, w: Self::B, x: Self::B) -> Self::I {
-        for (l, acc) in start.iter_mut().enumerate() {
-            for i in 4 * l..4 * l + 4 {
-                *acc += i32::from(w[i] as i8) * i32::from(x[i] as i8);
-            }
+    fn int8_codes(self, w: Self::B) -> Self::B {
+        w
+    }
+
+    #[inline(always)]
+    fn dot_int8(self, start: Self::I, w: Self::B, x: Self::B) -> Self::I {
+        let mut wide = [0; 64];
+        for i in 0..64 {
+            wide[i] = i16::from(w[i] as i8);
         }
-        start
+        dot(start, &wide, &x)
     }
 
     #[inline(always)]
