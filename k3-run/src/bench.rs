@@ -11,8 +11,10 @@ use crate::dense::Weight;
 use crate::engine::Engine;
 use crate::experts::{ExpertStore, FetchLists, Loaded};
 use crate::kernels::peak::{Peak, read_bandwidth};
+use crate::parallel::Pool;
 use crate::trace::Trace;
 
+mod copies;
 mod products;
 mod report;
 mod spread;
@@ -83,12 +85,17 @@ pub struct Bench<'e, 'a> {
     text: &'e [u32],
     options: BenchOptions,
     memory: Vec<u8>,
+    /// One thread.
+    single: Pool,
     trace: Arc<Trace>,
 }
 
 impl<'e, 'a> Bench<'e, 'a> {
     /// For an engine whose experts are cached as it was told; `uncached` is a store that
     /// keeps as good as none. `text` is what is taken in and continued.
+    ///
+    /// # Errors
+    /// The system refuses to start a thread.
     ///
     /// # Panics
     /// There is no text.
@@ -98,10 +105,11 @@ impl<'e, 'a> Bench<'e, 'a> {
         container: &'e Container,
         text: &'e [u32],
         options: BenchOptions,
-    ) -> Self {
+    ) -> anyhow::Result<Self> {
         assert!(!text.is_empty(), "something to take in");
         let (memory, trace) = (vec![1; MEMORY_BYTES], Arc::new(Trace::new()));
-        Self { engine, uncached, container, text, options, memory, trace }
+        let single = Pool::new(1)?;
+        Ok(Self { engine, uncached, container, text, options, memory, single, trace })
     }
 
     /// Measures, round after round.
@@ -220,7 +228,7 @@ impl<'e, 'a> Bench<'e, 'a> {
             if !shapes.contains(&group.shape) {
                 shapes.push(group.shape);
             }
-            seconds.push(group.seconds(engine));
+            seconds.push(group.seconds(engine, &self.single));
         }
         fetch.give_back(&mut loaded);
         Ok(seconds)

@@ -5,12 +5,14 @@ use std::time::{Duration, Instant};
 use k3_formats::quant::MatrixFormat;
 use serde::Serialize;
 
+use super::copies::MatrixCopy;
 use crate::dense::Weight;
 use crate::engine::Engine;
 use crate::experts::Loaded;
 use crate::kernels::{Activations, Arithmetic, Matrix, Weights};
 use crate::linear::{Product, multiply};
 use crate::model::Numerics;
+use crate::parallel::Pool;
 
 /// Time one measurement takes at least.
 const LONG_ENOUGH: Duration = Duration::from_millis(40);
@@ -37,6 +39,8 @@ pub(super) struct Shape {
 pub(super) struct ProductSeconds {
     /// With one row of inputs.
     pub(super) one: f64,
+    /// The same on one thread.
+    pub(super) one_thread: f64,
     /// With as many rows as a step can have.
     pub(super) chunk: f64,
 }
@@ -75,13 +79,21 @@ pub(super) fn group<'m>(
 }
 
 impl Group<'_> {
-    pub(super) fn seconds(&self, engine: &Engine<'_>) -> ProductSeconds {
-        let seconds = |tokens| engine.pool().install(|| self.seconds_of_one(engine, tokens));
-        ProductSeconds { one: seconds(1), chunk: seconds(engine.max_rows()) }
+    /// Times products on the engine's threads and on `single`, a pool of one.
+    pub(super) fn seconds(&self, engine: &Engine<'_>, single: &Pool) -> ProductSeconds {
+        let copies = MatrixCopy::enough(&self.matrices);
+        let mut matrices = self.matrices.clone();
+        matrices.extend(copies.iter().map(MatrixCopy::matrix));
+        let seconds = |pool: &Pool, tokens| pool.install(|| self.best(&matrices, engine, tokens));
+        ProductSeconds {
+            one: seconds(engine.pool(), 1),
+            one_thread: seconds(single, 1),
+            chunk: seconds(engine.pool(), engine.max_rows()),
+        }
     }
 
     /// The best of many, the matrices one after another so that none stays in a cache.
-    fn seconds_of_one(&self, engine: &Engine<'_>, tokens: usize) -> f64 {
+    fn best(&self, matrices: &[Matrix], engine: &Engine<'_>, tokens: usize) -> f64 {
         let Shape { rows, cols, act8, .. } = self.shape;
         let arithmetic = if act8 { Arithmetic::Act8 } else { Arithmetic::Exact };
         let x: Vec<f32> = (0..tokens * cols).map(|i| ((i % 97) as f32 - 48.0) / 50.0).collect();
@@ -92,10 +104,10 @@ impl Group<'_> {
             multiply(kernels, arithmetic, &x, tokens, &mut products, &mut scratch);
         };
         // The last one first, so that the first is not warmer than the others.
-        self.matrices.last().copied().into_iter().for_each(&mut run);
+        matrices.last().copied().into_iter().for_each(&mut run);
         let (begin, mut best) = (Instant::now(), f64::INFINITY);
         while begin.elapsed() < LONG_ENOUGH {
-            for &matrix in &self.matrices {
+            for &matrix in matrices {
                 let start = Instant::now();
                 run(matrix);
                 best = best.min(start.elapsed().as_secs_f64());

@@ -50,6 +50,8 @@ pub(super) struct Product {
     pub(super) rate: Spread,
     /// The same as a part of the memory's rate in the same round.
     pub(super) of_memory: Spread,
+    /// Bytes of weights with one row of inputs on one thread.
+    pub(super) one_thread_rate: Spread,
     /// Multiply-adds with a chunk of rows.
     pub(super) chunk_rate: Spread,
     /// The same as a part of the peak of its arithmetic in the same round.
@@ -158,6 +160,7 @@ impl Report {
 
 fn product(rounds: &[Round], i: usize, shape: Shape, chunk: usize) -> Product {
     let rate = |r: &Round| shape.bytes as f64 / r.products[i].one;
+    let one_thread = |r: &Round| shape.bytes as f64 / r.products[i].one_thread;
     let work = (shape.rows * shape.cols * chunk) as f64;
     let chunk_rate = |r: &Round| work / r.products[i].chunk;
     let peak = |r: &Round| if shape.act8 { r.peak.int8 } else { r.peak.f32 };
@@ -165,6 +168,7 @@ fn product(rounds: &[Round], i: usize, shape: Shape, chunk: usize) -> Product {
         shape,
         rate: spread(rounds.iter().map(rate)),
         of_memory: spread(rounds.iter().map(|r| rate(r) / r.memory)),
+        one_thread_rate: spread(rounds.iter().map(one_thread)),
         chunk_rate: spread(rounds.iter().map(chunk_rate)),
         of_peak: spread(rounds.iter().map(|r| chunk_rate(r) / peak(r))),
     }

@@ -52,7 +52,7 @@ impl Report {
                 "drive     {rate} GB/s, {n} experts in flight, {through} the page cache"
             )?;
         }
-        writeln!(out, "\nproducts                      one row: GB/s, of memory")?;
+        writeln!(out, "\nproducts                      one row: GB/s, of memory, one thread")?;
         writeln!(
             out,
             "                              {} rows: G multiply-adds/s, of peak",
@@ -70,7 +70,8 @@ impl Product {
         let name = format!("{} {}x{}", shape.format, shape.rows, shape.cols);
         let inputs = if shape.act8 { "int8" } else { "f32" };
         let (rate, part) = (range(self.rate.map(|r| r / GIGA), 1), percent(self.of_memory));
-        writeln!(out, "  {name:<21} {inputs:<5} {rate:<22} {part}")?;
+        let single = range(self.one_thread_rate.map(|r| r / GIGA), 1);
+        writeln!(out, "  {name:<21} {inputs:<5} {rate:<22} {part:<17} {single}")?;
         let (rate, part) = (range(self.chunk_rate.map(|r| r / GIGA), 0), percent(self.of_peak));
         writeln!(out, "  {:<27} {rate:<22} {part}", "")
     }

@@ -43,7 +43,7 @@ pub(super) fn run(args: &BenchArgs) -> anyhow::Result<()> {
         prompts: args.prompt.clone(),
         depth: args.depth,
     };
-    let mut bench = Bench::new(&mut engine, uncached, &container, &ids, options);
+    let mut bench = Bench::new(&mut engine, uncached, &container, &ids, options)?;
     let report = bench.run()?;
     if let Some(path) = &args.trace {
         let mut file = std::io::BufWriter::new(fs_err::File::create(path)?);
