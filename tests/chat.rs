@@ -6,7 +6,7 @@ use std::sync::OnceLock;
 use k3_run::chat::json::{Dialect, Json};
 use k3_run::chat::{
     Arguments, ChatErrorKind, ChatRequest, Content, Defaults, Event, Markup, Message, Reply,
-    ReplyParser, Start, ToolCall, encode_file, xtml,
+    ReplyParser, Start, ToolCall, closed_reply, encode_file, xtml,
 };
 use proptest::prelude::*;
 use serde::Deserialize;
@@ -324,4 +324,43 @@ fn oversized_requests_are_refused() {
     let body = vec![b' '; k3_run::chat::MAX_REQUEST_BYTES + 1];
     let error = ChatRequest::from_json(&body, Defaults::PUBLISHED).unwrap_err();
     assert_eq!(error.kind(), ChatErrorKind::TooLarge);
+}
+
+#[test]
+fn a_reply_that_is_cut_anywhere_is_closed() {
+    let message = |reasoning: &str| Message::Assistant {
+        content: Content::from("Grün & \"so\"."),
+        reasoning: reasoning.into(),
+        tool_calls: vec![ToolCall {
+            id: None,
+            name: "look".into(),
+            arguments: Arguments::parse(r#"{"where": "here"}"#).unwrap(),
+        }],
+        name: None,
+    };
+    let markup = Markup::of(tokenizer()).unwrap();
+    for (thinking, reasoning) in [(true, "Well, naïve."), (false, "")] {
+        let whole = reply_ids(message(reasoning), thinking);
+        let closed = |ids: &[u32]| closed_reply(tokenizer(), &markup, Start::of(thinking), ids);
+        assert_eq!(closed(&whole), whole);
+        for cut in 0..whole.len() {
+            let (seen, closed) = (read(&whole[..cut], thinking), closed(&whole[..cut]));
+            let kept = whole.iter().zip(&closed[..]).take_while(|(a, b)| a == b).count();
+            assert!(kept + 12 >= cut, "all but half a tag stays: {cut} {kept}");
+            let again = read(&closed, thinking);
+            assert!(again.ended);
+            assert_eq!((&again.reasoning, &again.content), (&seen.reasoning, &seen.content));
+            assert!(again.calls.iter().all(|call| call.complete));
+            // A complete message has its reasoning and its response.
+            let opens = |name: &str| {
+                let tag = tokenizer().encode(
+                    &format!("<|close|>{name}<|sep|>"),
+                    k3_formats::tokenizer::Specials::Recognize,
+                );
+                closed.windows(tag.len()).filter(|w| *w == tag).count()
+            };
+            assert_eq!((opens("think"), opens("response")), (usize::from(thinking), 1));
+            assert_eq!(opens("message"), 1);
+        }
+    }
 }

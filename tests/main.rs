@@ -9,6 +9,7 @@ mod inspect;
 mod memory;
 mod quality;
 mod real_vocab;
+mod repl;
 mod run;
 mod server;
 mod session;

@@ -1,7 +1,6 @@
 //! Sessions: whatever is reused, undone, restored or loaded, the logits are those of a
 //! fresh prefill of the same tokens, bit for bit.
 
-use std::cell::Cell;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -116,19 +115,21 @@ fn reply(session: &mut Session, engine: &mut Engine<'_>, count: usize) -> Vec<u3
     ids
 }
 
-/// Sets `cancel` once the step after next has begun: the third progress report of a
-/// prompt comes after its second chunk.
+/// Takes in one chunk of the prompt and gives the next one up after a few layers.
 fn cancelled_advance(
     session: &mut Session,
     engine: &mut Engine<'_>,
     prompt: &(Vec<u32>, Vec<usize>),
 ) {
-    let (cancel, calls) = (AtomicBool::new(false), Cell::new(0));
-    let error = session.advance_to(engine, &prompt.0, &prompt.1, &cancel, |_| {
-        calls.set(calls.get() + 1);
-        cancel.store(calls.get() == 2, Ordering::Relaxed);
+    let cancel = AtomicBool::new(false);
+    let mut last = Advance { total: 0, reused: 0, done: 0, under_way: 0 };
+    let advanced = session.advance_to(engine, &prompt.0, &prompt.1, &cancel, |advance| {
+        last = advance;
+        let second_chunk = advance.done == advance.reused + CHUNK;
+        cancel.store(second_chunk && advance.under_way > 3, Ordering::Relaxed);
     });
-    assert!(error.unwrap_err().is::<Cancelled>());
+    assert!(advanced.unwrap_err().is::<Cancelled>());
+    assert!(last.done == last.reused + CHUNK && (4..8).contains(&last.under_way), "{last:?}");
 }
 
 const SAID: [&str; 10] = [
@@ -194,7 +195,11 @@ fn ten_turns(demo: &Demo, keeping: &Keeping, mut fresh: impl FnMut(&[u32]) -> Ve
         assert_eq!(session.reusable(&prompt.0), reusable, "turn {turn}");
         let advance = advance(&mut session, &mut engine, &prompt);
         let total = prompt.0.len();
-        assert_eq!(advance, Advance { total, reused: reusable, done: total }, "turn {turn}");
+        assert_eq!(
+            advance,
+            Advance { total, reused: reusable, done: total, under_way: 0 },
+            "turn {turn}"
+        );
         assert_eq!(session.tokens(), prompt.0);
         assert_eq!(bits(session.logits()), fresh(&prompt.0), "turn {turn}");
         if keeping.save_and_load && turn % 3 == 0 {
@@ -334,7 +339,7 @@ fn a_prompt_that_cannot_be_taken_in_leaves_the_session() {
         assert_eq!(session.tokens(), [5, 6, 7]);
     }
     let advance = try_prompt(&mut session, &[5, 6, 7]).unwrap();
-    assert_eq!(advance, Advance { total: 3, reused: 3, done: 3 });
+    assert_eq!(advance, Advance { total: 3, reused: 3, done: 3, under_way: 0 });
     assert_eq!(bits(session.logits()), logits);
     let too_long = SessionOptions::plain(usize::MAX);
     assert!(Session::with_options(&engine, &too_long).is_err());
@@ -366,7 +371,7 @@ fn no_byte_of_a_session_file_can_be_wrong() {
         error.to_string()
     };
     let step = good.len() / 300;
-    for at in (0..288).chain((288..good.len()).step_by(step)).chain([good.len() - 1]) {
+    for at in (0..296).chain((296..good.len()).step_by(step)).chain([good.len() - 1]) {
         let mut bytes = good.clone();
         bytes[at] ^= 1 << (at % 8);
         refuse(&bytes);
@@ -379,8 +384,8 @@ fn no_byte_of_a_session_file_can_be_wrong() {
     let mut forge = |at: usize, value: &[u8]| {
         let mut bytes = good.clone();
         bytes[at..at + value.len()].copy_from_slice(value);
-        let digest = Digest::of(&bytes[..256]).to_bytes();
-        bytes[256..288].copy_from_slice(&digest);
+        let digest = Digest::of(&bytes[..264]).to_bytes();
+        bytes[264..296].copy_from_slice(&digest);
         let problem = refuse(&bytes);
         problem.split_once(": ").unwrap().1.to_owned()
     };
@@ -391,6 +396,8 @@ fn no_byte_of_a_session_file_can_be_wrong() {
     let kv = "the session was made with --kv-type bf16, this is f32";
     assert_eq!(forge(14, &[1]), kv);
     assert_eq!(forge(14, &[2]), "latents of unknown kind 2");
+    let problem = "the session was made with --top-p-experts 0.5, this is 1";
+    assert_eq!(forge(96, &0.5f32.to_le_bytes()), problem);
     assert_eq!(forge(48, &[6]), "the session was made with 6 layers, these are 7");
     let problem = "tokens, which do not fit into a context of 8";
     assert_eq!(forge(56, &[9]), format!("the session has 9 {problem}"));
@@ -399,9 +406,9 @@ fn no_byte_of_a_session_file_can_be_wrong() {
         assert_eq!(forge(count, &most), "its sizes are not those of the model");
     }
     assert!(forge(64, &[3]).ends_with(&format!("bytes, found {}", good.len())));
-    let mut ids = good[288..300].to_vec();
+    let mut ids = good[296..308].to_vec();
     ids[3] = 0x7f;
-    assert_eq!(forge(288, &ids), "a section is not what its digest says");
+    assert_eq!(forge(296, &ids), "a section is not what its digest says");
 
     std::fs::write(&path, &good).unwrap();
     assert_eq!(session.load(&engine, &path).unwrap(), "{}");

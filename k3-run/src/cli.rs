@@ -26,6 +26,8 @@ pub struct Cli {
 /// One verb each.
 #[derive(Debug, Subcommand)]
 pub enum Command {
+    /// Talk in the terminal.
+    Chat(ChatArgs),
     /// Continue a prompt and print the text as it comes.
     Generate(GenerateArgs),
     /// Serve the model over HTTP in OpenAI's shape, with a chat page at /.
@@ -186,6 +188,104 @@ pub enum Act8 {
     /// In every quantized matrix.
     #[value(alias = "1")]
     On,
+}
+
+/// `k3-run chat`.
+#[derive(Debug, Args)]
+pub struct ChatArgs {
+    #[command(flatten)]
+    pub engine: EngineArgs,
+
+    /// Instructions that the conversation begins with.
+    #[arg(long, value_name = "TEXT")]
+    pub system: Option<String>,
+
+    /// How hard the model is told to think; `none` does not tell it.
+    #[arg(long, value_enum, default_value_t = EffortWord::Max)]
+    pub effort: EffortWord,
+
+    /// Let the model answer without thinking first.
+    #[arg(long)]
+    no_think: bool,
+
+    /// Twin of --no-think, the other way round.
+    #[arg(long = "think", hide = true, env = "K3_THINK", value_parser = FalseyValueParser::new(), default_value_t = true, action = clap::ArgAction::Set)]
+    think: bool,
+
+    /// Do not show what the model thinks; /think changes it.
+    #[arg(long)]
+    pub hide_reasoning: bool,
+
+    /// Most tokens of an answer. Default: what fits into the context.
+    #[arg(short = 'n', long, value_name = "N", value_parser = positive)]
+    pub tokens: Option<usize>,
+
+    /// 0 takes the most likely token, 1 samples as the model says.
+    #[arg(long, value_name = "T", default_value_t = 1.0, env = "COLI_TEMP")]
+    pub temperature: f64,
+
+    /// Keep the likeliest tokens whose probabilities add up to this.
+    #[arg(long, value_name = "P", default_value_t = 0.95)]
+    pub top_p: f64,
+
+    /// Keep this many of the likeliest tokens (0: all).
+    #[arg(long, value_name = "K", default_value_t = 0)]
+    pub top_k: usize,
+
+    /// Keep tokens at least this likely compared with the likeliest.
+    #[arg(long, value_name = "P", default_value_t = 0.0)]
+    pub min_p: f64,
+
+    /// Makes the whole chat repeatable. Default: different every time.
+    #[arg(long, value_name = "S")]
+    pub seed: Option<u64>,
+
+    /// Copies of the state kept at turn boundaries, to go back to for /retry and after an
+    /// interruption.
+    #[arg(long, value_name = "N", default_value_t = 2)]
+    pub checkpoints: usize,
+
+    /// Folder for the copies. Default: memory.
+    #[arg(long, value_name = "DIR")]
+    pub checkpoint_dir: Option<PathBuf>,
+
+    /// Most tokens guessed per step from what was said before. Never changes an answer;
+    /// faster where text repeats itself, else a little slower.
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = guesses)]
+    pub speculate: usize,
+
+    /// Begin with the conversation in this file.
+    #[arg(long, value_name = "FILE")]
+    pub load: Option<PathBuf>,
+
+    /// Leave the conversation in this file at the end.
+    #[arg(long, value_name = "FILE")]
+    pub save: Option<PathBuf>,
+
+    /// File with the lines typed before. Default: k3-run/history in the folder for state.
+    #[arg(long, value_name = "FILE", env = "K3_HISTORY")]
+    pub history: Option<PathBuf>,
+
+    /// Keep no lines.
+    #[arg(long)]
+    pub no_history: bool,
+}
+
+impl ChatArgs {
+    /// Whether the model thinks before it answers.
+    pub fn thinking(&self) -> bool {
+        self.think && !self.no_think
+    }
+}
+
+/// How hard the model is told to think.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum EffortWord {
+    Low,
+    High,
+    Max,
+    /// It is not told.
+    None,
 }
 
 /// `k3-run generate`.
@@ -512,6 +612,14 @@ fn fraction(text: &str) -> Result<f32, String> {
         Ok(part) if part > 0.0 && part <= 1.0 => Ok(part),
         _ => Err(format!("expected a number above 0 and up to 1, found {text:?}")),
     }
+}
+
+/// Guessing further ahead than this is never worth it.
+const MAX_GUESSES: usize = 64;
+
+fn guesses(text: &str) -> Result<usize, String> {
+    let guesses = text.parse().ok().filter(|n| *n <= MAX_GUESSES);
+    guesses.ok_or_else(|| format!("expected a whole number up to {MAX_GUESSES}, found {text:?}"))
 }
 
 /// More rows than this in a step are a prompt's, not conversations'.

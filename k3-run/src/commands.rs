@@ -1,6 +1,7 @@
 //! One verb each: resolve options, call the library, print.
 
 mod bench;
+mod chat;
 mod eval;
 mod generate;
 mod info;
@@ -17,6 +18,7 @@ use crate::cli::{Cli, Command};
 /// Whatever went wrong, with its hint.
 pub(crate) fn run(cli: &Cli) -> anyhow::Result<()> {
     match &cli.command {
+        Command::Chat(args) => chat::run(args),
         Command::Generate(args) => generate::run(args),
         Command::Serve(args) => serve::run(args),
         Command::Logits(args) => logits::run(args),

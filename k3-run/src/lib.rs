@@ -24,6 +24,7 @@ pub mod memory;
 pub mod model;
 pub mod open;
 pub mod parallel;
+pub mod repl;
 mod report;
 pub mod sampler;
 pub mod server;

@@ -24,10 +24,21 @@ pub(crate) fn peak_memory() -> Option<u64> {
 /// Prints an error and its hint, and turns it into the exit code: 0 if stdout was closed
 /// by its reader, 1 if something is not what was recorded, else 2.
 pub(crate) fn fail(error: &anyhow::Error) -> ExitCode {
-    let closed = |e: &io::Error| e.kind() == io::ErrorKind::BrokenPipe;
-    if error.chain().any(|e| e.downcast_ref::<io::Error>().is_some_and(closed)) {
+    if is_closed(error) {
         return ExitCode::SUCCESS;
     }
+    tell(error);
+    ExitCode::from(2)
+}
+
+/// Whether the reader of standard output has gone.
+pub(crate) fn is_closed(error: &anyhow::Error) -> bool {
+    let closed = |e: &io::Error| e.kind() == io::ErrorKind::BrokenPipe;
+    error.chain().any(|e| e.downcast_ref::<io::Error>().is_some_and(closed))
+}
+
+/// Prints an error and its hint.
+pub(crate) fn tell(error: &anyhow::Error) {
     say(format_args!("error: {error:#}"));
     let hint = error.chain().find_map(|e| match e.downcast_ref::<Error>() {
         Some(error) => error.hint_text(),
@@ -36,5 +47,4 @@ pub(crate) fn fail(error: &anyhow::Error) -> ExitCode {
     if let Some(hint) = hint {
         say(format_args!("hint: {hint}"));
     }
-    ExitCode::from(2)
 }

@@ -14,7 +14,7 @@ use std::sync::atomic::AtomicBool;
 use anyhow::bail;
 use k3_formats::Error;
 
-use crate::engine::{Engine, Inputs, Run, Want};
+use crate::engine::{Engine, Inputs, Observer, Run, Want};
 use crate::state::SequenceState;
 
 mod checkpoints;
@@ -55,6 +55,8 @@ pub struct Advance {
     pub reused: usize,
     /// Those that are in it now.
     pub done: usize,
+    /// Tokens of the step under way, counted by the layers they have passed.
+    pub under_way: usize,
 }
 
 /// Rows of one session in a step.
@@ -145,7 +147,7 @@ impl Session {
     /// Brings the session to exactly `prompt` and leaves the logits after its last token in
     /// [`Session::logits`]. `turns` are positions in the prompt at which messages begin, in
     /// order: good places for checkpoints. `progress` is told at the start and after every
-    /// step.
+    /// layer of a step.
     ///
     /// # Errors
     /// See [`Engine::step`]; or the prompt is empty or does not fit into the context. After
@@ -156,10 +158,11 @@ impl Session {
         prompt: &[u32],
         turns: &[usize],
         cancel: &AtomicBool,
-        mut progress: impl FnMut(Advance),
+        mut progress: impl FnMut(Advance) + Send,
     ) -> anyhow::Result<Advance> {
         let reused = self.rewind_to(engine, prompt)?;
-        let mut advance = Advance { total: prompt.len(), reused, done: reused };
+        let mut advance = Advance { total: prompt.len(), reused, done: reused, under_way: 0 };
+        let layers = engine.model().layers.len();
         progress(advance);
         let stops = self.checkpoints.plan(reused, prompt.len(), turns.iter().copied());
         while advance.done < prompt.len() {
@@ -170,7 +173,12 @@ impl Session {
             let stop = stops.iter().copied().find(|&s| s > from).unwrap_or(prompt.len());
             let to = stop.min(from + engine.max_rows());
             let want = if to == prompt.len() { Want::Last } else { Want::None };
-            step(engine, &mut [Part { session: self, ids: &prompt[from..to], want }], cancel)?;
+            let mut parts = [Part { session: self, ids: &prompt[from..to], want }];
+            let mut observe = |layer: usize, _: &[f32]| {
+                let under_way = (to - from) * layer.min(layers) / layers;
+                progress(Advance { under_way, ..advance });
+            };
+            observed_step(engine, &mut parts, cancel, Some(&mut observe))?;
             advance.done = to;
             progress(advance);
         }
@@ -353,6 +361,15 @@ pub fn step<'e>(
     parts: &mut [Part<'_>],
     cancel: &AtomicBool,
 ) -> anyhow::Result<&'e [f32]> {
+    observed_step(engine, parts, cancel, None)
+}
+
+fn observed_step<'e>(
+    engine: &'e mut Engine<'_>,
+    parts: &mut [Part<'_>],
+    cancel: &AtomicBool,
+    observer: Option<&mut Observer<'_>>,
+) -> anyhow::Result<&'e [f32]> {
     let joined: Vec<u32>;
     let ids = match parts {
         [part] => part.ids,
@@ -369,7 +386,7 @@ pub fn step<'e>(
             Run { state: &mut part.session.state, rows, want }
         })
         .collect();
-    let stepped = engine.step(Inputs::Ids(ids), &mut runs, cancel, None).map(|_| ());
+    let stepped = engine.step(Inputs::Ids(ids), &mut runs, cancel, observer).map(|_| ());
     for part in parts {
         let session = &mut *part.session;
         if stepped.is_ok() {

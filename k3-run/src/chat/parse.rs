@@ -152,10 +152,8 @@ impl State {
         if self.ended {
             return;
         }
-        if let Some(header) = self.header.take()
-            && header.parse().is_some()
-        {
-            self.resolve(&header, false, events);
+        if let Some(header) = self.header.take() {
+            self.apply(&header, events);
         }
         self.flush(events);
         if let Some(call) = &mut self.call {
@@ -187,16 +185,20 @@ impl State {
         }
     }
 
-    /// Does what a tag says, or takes it as text.
-    fn resolve(&mut self, header: &Header, separated: bool, events: &mut Vec<Event>) {
-        let done = header.parse().is_some_and(|parsed| match parsed.side {
+    /// Does what a tag says; false if it says nothing or cannot stand here.
+    fn apply(&mut self, header: &Header, events: &mut Vec<Event>) -> bool {
+        header.parse().is_some_and(|parsed| match parsed.side {
             Side::Open => self.open(&parsed, events),
             Side::Close => {
                 self.close(parsed.tag, events);
                 true
             }
-        });
-        if !done {
+        })
+    }
+
+    /// Does what a tag says, or takes it as text.
+    fn resolve(&mut self, header: &Header, separated: bool, events: &mut Vec<Event>) {
+        if !self.apply(header, events) {
             self.text(header.side.marker(), events);
             self.text(&header.bytes, events);
             if separated {

@@ -17,9 +17,11 @@
 //! | 72 | 8 | L, logits: 0 or the vocabulary |
 //! | 80 | 8 | K, values of the KDA states |
 //! | 88 | 8 | M, values of the latents of all tokens |
-//! | 96 | 5 x 32 | SHA-256 of each section |
-//! | 256 | 32 | SHA-256 of bytes 0 to 256 |
-//! | 288 | 4 N | tokens, u32 |
+//! | 96 | 4 | part of the weight that routed experts must have, f32; 1 for all experts |
+//! | 100 | 4 | zero |
+//! | 104 | 5 x 32 | SHA-256 of each section |
+//! | 264 | 32 | SHA-256 of bytes 0 to 264 |
+//! | 296 | 4 N | tokens, u32 |
 //! | | C | conversation, UTF-8, opaque here |
 //! | | 4 L | logits after the last token, f32 |
 //! | | 4 K | f32, KDA layer after layer: inputs of the q, k and v convolutions, each [conv_width - 1, width], and memory [heads, key, value] |

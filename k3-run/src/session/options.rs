@@ -46,8 +46,14 @@ impl SessionOptions {
     /// Memory that a session takes once its context is full, in bytes, for a model of
     /// `layers` layers that keeps its latents as `kv`.
     pub fn memory_bytes(&self, config: &ModelConfig, layers: usize, kv: KvType) -> u64 {
-        let logits = (config.vocab * size_of::<f32>()) as u64;
         let state = kda_bytes(config, layers) + latent_bytes(config, layers, self.context, kv);
+        state + self.kept_bytes(config, layers)
+    }
+
+    /// What of [`SessionOptions::memory_bytes`] is not the state itself: undo records,
+    /// checkpoints, tokens and logits.
+    pub fn kept_bytes(&self, config: &ModelConfig, layers: usize) -> u64 {
+        let logits = (config.vocab * size_of::<f32>()) as u64;
         let undo = match self.undo_rows {
             0 => 0,
             rows => undo_bytes(config, layers, rows),
@@ -58,6 +64,6 @@ impl SessionOptions {
             None => kda_bytes(config, layers) + logits,
         };
         let tokens = (self.context * size_of::<u32>()) as u64;
-        state + undo + checkpoint * self.checkpoints as u64 + logits + tokens
+        undo + checkpoint * self.checkpoints as u64 + logits + tokens
     }
 }

@@ -11,7 +11,7 @@ use crate::kernels::Arithmetic;
 use crate::state::{KvType, kda_bytes, latent_values};
 
 /// Bytes of the header.
-pub(super) const HEADER: usize = 288;
+pub(super) const HEADER: usize = 296;
 
 const MAGIC: [u8; 8] = *b"k3sessn\0";
 const VERSION: u32 = 1;
@@ -34,6 +34,8 @@ pub(super) struct Header {
     pub(super) logits: u64,
     kda: u64,
     latents: u64,
+    /// Bits of the f32.
+    expert_top_p: u32,
     pub(super) digests: [[u8; 32]; 5],
 }
 
@@ -58,6 +60,7 @@ impl Header {
             logits: 0,
             kda: kda_bytes(model.config, layers) / value,
             latents: latent_values(model.config, layers, tokens),
+            expert_top_p: numerics.expert_top_p.unwrap_or(1.0).to_bits(),
             digests: [[0; 32]; 5],
         }
     }
@@ -78,6 +81,8 @@ impl Header {
         let counts =
             [self.layers, self.tokens, self.conversation, self.logits, self.kda, self.latents];
         bytes.extend(counts.map(u64::to_le_bytes).as_flattened());
+        bytes.extend(self.expert_top_p.to_le_bytes());
+        bytes.extend([0; 4]);
         bytes.extend(self.digests.as_flattened());
         let own = Digest::of(&bytes).to_bytes();
         bytes.extend(own);
@@ -106,6 +111,8 @@ impl Header {
         let container = take(&mut rest);
         let [layers, tokens, conversation, logits, kda, latents] =
             [(); 6].map(|()| u64::from_le_bytes(take(&mut rest)));
+        let expert_top_p = u32::from_le_bytes(take(&mut rest));
+        let [_, _, _, _] = take(&mut rest);
         let digests = [(); 5].map(|()| take(&mut rest));
         Ok(Self {
             arithmetic,
@@ -117,6 +124,7 @@ impl Header {
             logits,
             kda,
             latents,
+            expert_top_p,
             digests,
         })
     }
@@ -156,6 +164,13 @@ impl Header {
             let (theirs, ours) = (self.kv.name(), ours.kv.name());
             let problem = format!("the session was made with --kv-type {theirs}, this is {ours}");
             return Err(Error::mismatch(problem).hint("give the same --kv-type"));
+        }
+        if self.expert_top_p != ours.expert_top_p {
+            let [theirs, ours] = [self, &ours].map(|header| f32::from_bits(header.expert_top_p));
+            return Err(Error::mismatch(format!(
+                "the session was made with --top-p-experts {theirs}, this is {ours}"
+            ))
+            .hint("give the same --top-p-experts"));
         }
         if self.layers != ours.layers {
             let (theirs, ours) = (self.layers, ours.layers);
