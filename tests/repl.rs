@@ -1,7 +1,7 @@
-//! `k3-run chat` as people and scripts use it.
+//! `k3-run chat` and `generate` as people and scripts use them.
 
 use std::fs;
-use std::io::{Read, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -43,7 +43,9 @@ impl Demo {
 /// This test is target/PROFILE/deps/it-HASH.
 fn program() -> PathBuf {
     let here = std::env::current_exe().unwrap();
-    here.parent().unwrap().parent().unwrap().join("k3-run")
+    let program = here.parent().unwrap().parent().unwrap().join("k3-run");
+    assert!(program.is_file(), "build it first: cargo build -p k3-run");
+    program
 }
 
 const GREEDY: [&str; 4] = ["--temperature", "0", "-n", "40"];
@@ -113,6 +115,78 @@ fn a_script_learns_what_went_wrong() {
     let mut talk = String::new();
     child.stderr.take().unwrap().read_to_string(&mut talk).unwrap();
     assert_eq!(child.wait().unwrap().code(), Some(0), "{talk}");
+}
+
+/// Runs `generate` and returns the ids that it prints, and what it says.
+fn generate(demo: &Demo, args: &[&str]) -> (Vec<String>, String) {
+    let out = generating(demo, args).output().unwrap();
+    let talk = text(&out.stderr).to_owned();
+    assert!(out.status.success(), "{talk}");
+    (text(&out.stdout).lines().map(str::to_owned).collect(), talk)
+}
+
+fn generating(demo: &Demo, args: &[&str]) -> Command {
+    let mut command = Command::new(program());
+    command.arg("generate").arg(demo.path("container")).args(["--print", "ids"]).args(args);
+    command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+}
+
+#[test]
+fn a_text_goes_on_in_another_process() {
+    let demo = Demo::new();
+    let saved = demo.path("saved");
+    let saved = saved.to_str().unwrap();
+    let (whole, talk) = generate(&demo, &["--ids", "9,10,11", "-n", "40"]);
+    assert!(whole.len() > 30 && !talk.contains("guesses"), "{talk}");
+    let (first, talk) = generate(&demo, &["--ids", "9,10,11", "-n", "12", "--save", saved]);
+    assert!(talk.contains(&format!("saved 15 tokens to {saved}")), "{talk}");
+    assert_eq!(first, whole[..12]);
+    // Without a prompt the text goes on, guesses or not, and nothing is computed again.
+    for guesses in ["0", "6"] {
+        let args = ["--load", saved, "-n", "28", "--speculate", guesses];
+        let (rest, talk) = generate(&demo, &args);
+        assert_eq!(rest, whole[12..], "{guesses}");
+        assert!(talk.contains("prompt 0 tokens"), "{talk}");
+    }
+    // A prompt goes behind what was loaded.
+    let (behind, _) = generate(&demo, &["--load", saved, "--ids", "20,21", "-n", "10"]);
+    let ids = format!("9,10,11,{},20,21", first.join(","));
+    assert_eq!(behind, generate(&demo, &["--ids", &ids, "-n", "10"]).0);
+
+    let refused = |args: &[&str], problem: &str| {
+        let out = generating(&demo, args).output().unwrap();
+        let talk = text(&out.stderr);
+        assert_eq!(out.status.code(), Some(2), "{talk}");
+        assert!(talk.contains(problem), "{talk}");
+    };
+    refused(&["--load", saved, "--act8", "on"], "saved: the session was made with --act8 experts");
+    refused(&["--load", saved, "--context", "9"], "do not fit into a context of 9");
+    refused(&["--load", "/nowhere"], "/nowhere: no such file");
+    refused(&["-n", "3"], "--prompt <TEXT>");
+}
+
+#[test]
+fn a_text_that_is_stopped_is_kept() {
+    let demo = Demo::new();
+    let saved = demo.path("saved");
+    let saved = saved.to_str().unwrap();
+    let slow = ["--ids", "9,10,11", "-n", "1500", "--expert-cache", "0", "--threads", "1"];
+    let mut child = generating(&demo, &[&slow[..], &["--save", saved]].concat()).spawn().unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    let mut first: Vec<String> = lines.by_ref().take(5).map(Result::unwrap).collect();
+    let pid = child.id().to_string();
+    assert!(Command::new("kill").args(["-INT", &pid]).status().unwrap().success());
+    first.extend(lines.map(Result::unwrap));
+    let mut talk = String::new();
+    child.stderr.take().unwrap().read_to_string(&mut talk).unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(0), "{talk}");
+    let count = first.len();
+    assert!(count < 1400 && talk.contains(&format!("saved {} tokens", 3 + count)), "{talk}");
+    let (rest, talk) = generate(&demo, &["--load", saved, "-n", "5"]);
+    assert!(talk.contains("prompt 0 tokens"), "{talk}");
+    let all = (count + 5).to_string();
+    assert_eq!([first, rest].concat(), generate(&demo, &["--ids", "9,10,11", "-n", &all]).0);
 }
 
 /// A terminal with a chat in it.

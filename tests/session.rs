@@ -425,10 +425,11 @@ fn guesses_never_change_a_reply() {
     let demo = Demo::new();
     let mut engine = demo.engine();
     let mut total = DraftStats::default();
-    for number in 0..50 {
-        let text = format!("{} {}", SAID[number % 10], SAID[number / 10]);
+    // 50 prompts, each greedily and then sampled.
+    for number in 0..100 {
+        let text = format!("{} {}", SAID[number / 2 % 10], SAID[number / 20]);
         let prompt = demo.tokenizer.encode(&text, Specials::Text);
-        // Every other reply is sampled: the choice depends on the logits and on the step.
+        // A sampled reply: the choice depends on the logits and on the step.
         let mut tell = |guesses: usize| {
             let options = SessionOptions::conversation(100, 0, None, guesses);
             let mut session = Session::with_options(&engine, &options).unwrap();

@@ -249,18 +249,8 @@ pub struct ChatArgs {
     #[arg(long, value_name = "DIR")]
     pub checkpoint_dir: Option<PathBuf>,
 
-    /// Most tokens guessed per step from what was said before. Never changes an answer;
-    /// faster where text repeats itself, else a little slower.
-    #[arg(long, value_name = "N", default_value_t = 0, value_parser = guesses)]
-    pub speculate: usize,
-
-    /// Begin with the conversation in this file.
-    #[arg(long, value_name = "FILE")]
-    pub load: Option<PathBuf>,
-
-    /// Leave the conversation in this file at the end.
-    #[arg(long, value_name = "FILE")]
-    pub save: Option<PathBuf>,
+    #[command(flatten)]
+    pub session: SessionArgs,
 
     /// File with the lines typed before. Default: k3-run/history in the folder for state.
     #[arg(long, value_name = "FILE", env = "K3_HISTORY")]
@@ -288,6 +278,23 @@ pub enum EffortWord {
     None,
 }
 
+/// How a sequence grows, and where it comes from and goes to.
+#[derive(Debug, Args)]
+pub struct SessionArgs {
+    /// Most tokens guessed per step from what was said before. Never changes a result;
+    /// faster where text repeats itself, else a little slower.
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = guesses)]
+    pub speculate: usize,
+
+    /// Begin with the session in this file.
+    #[arg(long, value_name = "FILE")]
+    pub load: Option<PathBuf>,
+
+    /// Leave the session in this file at the end.
+    #[arg(long, value_name = "FILE")]
+    pub save: Option<PathBuf>,
+}
+
 /// `k3-run generate`.
 #[derive(Debug, Args)]
 pub struct GenerateArgs {
@@ -296,6 +303,9 @@ pub struct GenerateArgs {
 
     #[command(flatten)]
     pub prompt: PromptArgs,
+
+    #[command(flatten)]
+    pub session: SessionArgs,
 
     /// Most tokens to generate.
     #[arg(short = 'n', long, value_name = "N", default_value_t = 256, value_parser = positive)]
@@ -337,10 +347,11 @@ pub enum Print {
 
 /// Where tokens come from.
 #[derive(Debug, Args)]
-#[group(required = true, multiple = false)]
+#[group(multiple = false)]
 pub struct PromptArgs {
-    /// The prompt; control tokens in it count as such.
-    #[arg(long, value_name = "TEXT")]
+    /// The prompt; control tokens in it count as such. Behind a session that was loaded it
+    /// may be left out.
+    #[arg(long, value_name = "TEXT", required_unless_present_any = ["ids", "load"])]
     pub prompt: Option<String>,
 
     /// Token ids separated by commas or spaces.

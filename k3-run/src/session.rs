@@ -22,6 +22,7 @@ mod file;
 mod options;
 
 use checkpoints::Checkpoints;
+pub use file::saved_tokens;
 pub use options::SessionOptions;
 
 /// A sequence that grows by prompts and by generated tokens.

@@ -20,7 +20,7 @@ pub(super) fn run(args: &ChatArgs) -> anyhow::Result<()> {
         context,
         args.checkpoints,
         args.checkpoint_dir.clone(),
-        args.speculate,
+        args.session.speculate,
     );
     let layers = args.engine.layers.unwrap_or(usize::MAX).clamp(1, container.config.layers());
     let kept_bytes = session.kept_bytes(&container.config, layers);
@@ -44,11 +44,11 @@ pub(super) fn run(args: &ChatArgs) -> anyhow::Result<()> {
             ..SamplingParams::RECOMMENDED
         },
         max_tokens: args.tokens,
-        speculate: args.speculate,
+        speculate: args.session.speculate,
         show_reasoning: !args.hide_reasoning,
         history: if args.no_history { None } else { args.history.clone().or_else(history_file) },
-        load: args.load.clone(),
-        save: args.save.clone(),
+        load: args.session.load.clone(),
+        save: args.session.save.clone(),
     };
     Repl::new(engine, tokenizer, stop_ids, session, conversation, options)?.run()
 }

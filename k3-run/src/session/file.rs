@@ -50,6 +50,23 @@ mod sections;
 use header::{HEADER, Header};
 use sections::{SectionReader, SectionWriter};
 
+/// Tokens of the session in the file `path`, to plan a context for it.
+///
+/// # Errors
+/// There is no such file, or it is no session.
+pub fn saved_tokens(path: &Path) -> Result<usize> {
+    let header = open(path).and_then(|mut file| Header::peek(&mut file));
+    let tokens = header.map_err(|e| e.in_file(path))?.tokens;
+    Ok(usize::try_from(tokens).unwrap_or(usize::MAX))
+}
+
+fn open(path: &Path) -> Result<File> {
+    File::open(path).map_err(|e| match e.kind() {
+        std::io::ErrorKind::NotFound => Error::missing("no such file"),
+        _ => Error::io(path, "open", e),
+    })
+}
+
 impl Session {
     /// Writes the session to `path`, beside it first and then renamed. `conversation` comes
     /// back from [`Session::load`].
@@ -111,10 +128,7 @@ impl Session {
     }
 
     fn read(&mut self, engine: &Engine<'_>, path: &Path) -> Result<String> {
-        let mut file = File::open(path).map_err(|e| match e.kind() {
-            std::io::ErrorKind::NotFound => Error::missing("no such file"),
-            _ => Error::io(path, "open", e),
-        })?;
+        let mut file = open(path)?;
         let header = Header::read(&mut file, engine, self.context())?;
         // All digests before anything is replaced.
         let mut sections = SectionReader::new(&mut file);

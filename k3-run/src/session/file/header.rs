@@ -132,18 +132,23 @@ impl Header {
     /// Reads the header of `file` and checks that the whole file fits to it, and it to
     /// the engine and to a context of `context` tokens.
     pub(super) fn read(file: &mut File, engine: &Engine<'_>, context: usize) -> Result<Self> {
-        let io = |e| Error::io("", "read", e);
-        let mut bytes = Vec::with_capacity(HEADER);
-        file.take(HEADER as u64).read_to_end(&mut bytes).map_err(io)?;
-        let size = file.metadata().map_err(io)?.len();
-        let bytes = bytes.try_into().map_err(|_| Error::malformed("not a session file"))?;
-        let found = Self::from_bytes(&bytes)?;
+        let found = Self::peek(file)?;
+        let size = file.metadata().map_err(|e| Error::io("", "read", e))?.len();
         found.check(engine, context)?;
         let expected = HEADER as u64 + found.section_bytes().iter().sum::<u64>();
         if size != expected {
             return Err(damaged(&format!("expected {expected} bytes, found {size}")));
         }
         Ok(found)
+    }
+
+    /// Reads the header of `file`, which may belong to any model.
+    pub(super) fn peek(file: &mut File) -> Result<Self> {
+        let mut bytes = Vec::with_capacity(HEADER);
+        let read = file.take(HEADER as u64).read_to_end(&mut bytes);
+        read.map_err(|e| Error::io("", "read", e))?;
+        let bytes = bytes.try_into().map_err(|_| Error::malformed("not a session file"))?;
+        Self::from_bytes(&bytes)
     }
 
     fn check(&self, engine: &Engine<'_>, context: usize) -> Result<()> {
