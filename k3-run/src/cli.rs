@@ -282,7 +282,7 @@ pub enum EffortWord {
 #[derive(Debug, Args)]
 pub struct SessionArgs {
     /// Most tokens guessed per step from what was said before. Never changes a result;
-    /// faster where text repeats itself, else a little slower.
+    /// pays where text repeats itself and bytes are the bound, else it is slower.
     #[arg(long, value_name = "N", default_value_t = 0, value_parser = guesses)]
     pub speculate: usize,
 
