@@ -180,7 +180,7 @@ fn the_release_has_the_known_sizes() {
     write_snapshot(&dir.path().join("full"), &options, &|_| {}).unwrap();
     let config = ModelConfig::read(&dir.path().join("full/config.json")).unwrap();
     let kda = k3_run::state::kda_bytes(&config, 93);
-    let mla = k3_run::state::latent_bytes(&config, 93, 131_072, Default::default());
+    let mla = k3_run::state::latent_bytes(&config, 93, 131_072, k3_run::state::KvType::F32);
     // Recurrent state and convolutions; latents of 128 Ki tokens.
     assert_eq!(kda, 434_110_464 + 30_523_392);
     assert_eq!(mla, 55_296 * 131_072);
@@ -319,9 +319,7 @@ mod measure {
     /// Runs k3-run, inside a memory cgroup of `limit` bytes where one can be made.
     pub(super) fn run(args: &[&str], limit: Option<u64>) -> Measured {
         let group = limit.and_then(Group::new);
-        // This test is target/PROFILE/deps/it-HASH.
-        let here = std::env::current_exe().unwrap();
-        let program = here.parent().unwrap().parent().unwrap().join("k3-run");
+        let program = crate::support::program();
         let mut command = match &group {
             Some(group) => {
                 let mut shell = Command::new("sh");

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::fs;
 use std::path::Path;
+use std::process::Command;
 use std::sync::atomic::AtomicBool;
 
 use k3_formats::calibration::Calibration;
@@ -20,7 +21,7 @@ use k3_run::engine::{Inputs, Run, Want};
 use k3_run::eval::{Evaluation, Progress, Summary};
 use serde_json::Value;
 
-use crate::support::{TinyK3, convert, demo_snapshot, engine};
+use crate::support::{TinyK3, convert, demo_container, demo_snapshot, engine, program};
 
 /// Every format, some by class, some by name and layer.
 const MIXED: &str = r#"{"rules": [
@@ -258,4 +259,24 @@ fn an_evaluation_goes_on_with_the_same_digits() {
     assert_eq!((whole.0.windows, whole.0.tokens, whole.0.worst.len()), (5, 145, 4));
     assert_ne!(run("parts", 2).0, whole.0);
     assert!(run("parts", usize::MAX) == whole);
+}
+
+#[test]
+fn an_evaluation_does_not_go_on_with_other_numbers() {
+    let demo = demo_container();
+    let text = demo.path().join("text");
+    fs::write(&text, "She was surprised to find that he was not at home.").unwrap();
+    let eval = |options: &[&str]| {
+        let mut eval = Command::new(program());
+        eval.arg("eval").arg(demo.path().join("container")).arg("--text").arg(&text);
+        eval.arg("--progress").arg(demo.path().join("progress")).args(options).output().unwrap()
+    };
+    assert_eq!(eval(&[]).status.code(), Some(0));
+    assert_eq!(eval(&[]).status.code(), Some(0));
+    for options in [["--kv-type", "bf16"], ["--act8", "experts"], ["--top-p-experts", "0.5"]] {
+        let refused = eval(&options);
+        let said = String::from_utf8(refused.stderr).unwrap();
+        assert_eq!(refused.status.code(), Some(2), "{options:?}: {said}");
+        assert!(said.contains("the progress of another evaluation"), "{options:?}: {said}");
+    }
 }

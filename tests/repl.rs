@@ -6,19 +6,16 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-use k3_formats::recipe::Recipe;
 use tempfile::TempDir;
 
-use crate::support::{convert, demo_snapshot};
+use crate::support::{demo_container, program};
 
 /// The demo model and a place for files.
 struct Demo(TempDir);
 
 impl Demo {
     fn new() -> Self {
-        let dir = tempfile::tempdir().unwrap();
-        convert(&demo_snapshot(), &dir.path().join("container"), &Recipe::default());
-        Self(dir)
+        Self(demo_container())
     }
 
     fn path(&self, name: &str) -> PathBuf {
@@ -38,14 +35,6 @@ impl Demo {
         child.stdin.take().unwrap().write_all(input.as_bytes()).unwrap();
         child.wait_with_output().unwrap()
     }
-}
-
-/// This test is target/PROFILE/deps/it-HASH.
-fn program() -> PathBuf {
-    let here = std::env::current_exe().unwrap();
-    let program = here.parent().unwrap().parent().unwrap().join("k3-run");
-    assert!(program.is_file(), "build it first: cargo build -p k3-run");
-    program
 }
 
 const GREEDY: [&str; 4] = ["--temperature", "0", "-n", "40"];

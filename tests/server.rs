@@ -10,7 +10,6 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use k3_formats::container::Container;
-use k3_formats::recipe::Recipe;
 use k3_formats::tokenizer::{Specials, StreamDecoder};
 use k3_run::sampler::{Sampler, SamplingParams};
 use k3_run::server::{ServeOptions, Server};
@@ -18,7 +17,7 @@ use k3_run::session::{Session, SessionOptions};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use crate::support::{convert, demo_snapshot, engine_args};
+use crate::support::{demo_container, engine_args};
 
 const CONTEXT: usize = 512;
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -28,9 +27,7 @@ struct Demo(TempDir);
 
 impl Demo {
     fn new() -> Self {
-        let dir = tempfile::tempdir().unwrap();
-        convert(&demo_snapshot(), &dir.path().join("container"), &Recipe::default());
-        Self(dir)
+        Self(demo_container())
     }
 
     fn container(&self) -> PathBuf {

@@ -15,7 +15,7 @@ use k3_run::session::{Advance, Part, Session, SessionOptions, step};
 use k3_run::speculate::{DraftStats, Drafter, decode};
 use tempfile::TempDir;
 
-use crate::support::{TinyK3, convert, demo_snapshot, engine};
+use crate::support::{TinyK3, convert, demo_container, engine};
 
 /// Tokens taken through the layers together.
 const CHUNK: usize = 16;
@@ -29,9 +29,8 @@ struct Demo {
 
 impl Demo {
     fn new() -> Self {
-        let dir = tempfile::tempdir().unwrap();
+        let dir = demo_container();
         let out = dir.path().join("container");
-        convert(&demo_snapshot(), &out, &Recipe::default());
         let container = Container::open(&out).unwrap();
         let tokenizer = open::tokenizer(&out).unwrap();
         Self { dir, container, tokenizer }

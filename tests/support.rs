@@ -83,6 +83,21 @@ pub(crate) fn demo_snapshot() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/demo/snapshot")
 }
 
+/// The demo model, converted to `container` in a folder for files.
+pub(crate) fn demo_container() -> TempDir {
+    let dir = tempfile::tempdir().expect("a folder");
+    convert(&demo_snapshot(), &dir.path().join("container"), &Recipe::default());
+    dir
+}
+
+/// The `k3-run` beside this test, which is target/PROFILE/deps/it-HASH.
+pub(crate) fn program() -> PathBuf {
+    let here = std::env::current_exe().expect("a path");
+    let program = here.ancestors().nth(2).expect("two folders up").join("k3-run");
+    assert!(program.is_file(), "build it first: cargo build -p k3-run");
+    program
+}
+
 /// Options of the engine as the command line gives them.
 pub(crate) fn engine_args(container: &Path, options: &[&str]) -> k3_run::cli::EngineArgs {
     let container = container.to_str().expect("a UTF-8 path");

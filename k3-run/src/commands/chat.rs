@@ -35,14 +35,7 @@ pub(super) fn run(args: &ChatArgs) -> anyhow::Result<()> {
     };
     let conversation = Conversation::new(args.system.clone(), args.thinking(), effort);
     let options = ChatOptions {
-        sampling: SamplingParams {
-            temperature: args.temperature,
-            top_p: args.top_p,
-            top_k: args.top_k,
-            min_p: args.min_p,
-            seed: args.seed,
-            ..SamplingParams::RECOMMENDED
-        },
+        sampling: args.sampling.params(SamplingParams::RECOMMENDED),
         max_tokens: args.tokens,
         speculate: args.session.speculate,
         show_reasoning: !args.hide_reasoning,

@@ -14,6 +14,7 @@ use serde_json::{Value, json};
 use crate::cli::{Act8, EngineArgs, EvalArgs};
 use crate::eval::{Estimate, Evaluation, Progress, Summary, Surprise, Window};
 use crate::report::say;
+use crate::state::KvType;
 use crate::{memory, open};
 
 /// Longest text that is read, in bytes.
@@ -98,11 +99,11 @@ fn memory_shares(args: &EvalArgs, two: bool) -> EngineArgs {
     engine
 }
 
-/// The other container is always run without approximations, so that `--act8` and
-/// `--top-p-experts` can be judged too.
+/// The other container is always run without approximations, so that `--act8`,
+/// `--kv-type` and `--top-p-experts` can be judged too.
 fn exact(args: &EngineArgs) -> EngineArgs {
     let mut exact = args.clone();
-    (exact.act8, exact.top_p_experts) = (Some(Act8::Off), None);
+    (exact.act8, exact.top_p_experts, exact.kv_type) = (Some(Act8::Off), None, KvType::F32);
     exact
 }
 
@@ -120,6 +121,7 @@ fn identity(args: &EvalArgs, ids: &[u32]) -> anyhow::Result<Value> {
         "worst": args.worst,
         "act8": format!("{:?}", args.engine.act8.unwrap_or(Act8::Off)),
         "top_p_experts": args.engine.top_p_experts,
+        "kv_type": args.engine.kv_type.name(),
         "layers": args.engine.layers,
     }))
 }

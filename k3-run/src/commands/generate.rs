@@ -41,7 +41,9 @@ pub(super) fn run(args: &GenerateArgs) -> anyhow::Result<()> {
         Some(path) => session.load(&engine, path)?,
         None => String::new(),
     };
-    let sampler = Sampler::new(sampling(args), container.config.vocab)?;
+    let sampling = args.sampling.params(SamplingParams::GREEDY);
+    let unseeded = sampling.temperature > 0.0 && sampling.seed.is_none();
+    let sampler = Sampler::new(sampling, container.config.vocab)?;
     let mut text = Text {
         tokens: [session.tokens(), &prompt].concat(),
         sampler,
@@ -73,7 +75,7 @@ pub(super) fn run(args: &GenerateArgs) -> anyhow::Result<()> {
         _ => written?,
     }
     times.report(&engine, drafter.stats());
-    if args.temperature > 0.0 && args.seed.is_none() {
+    if unseeded {
         say(format_args!("seed {}", text.sampler.seed()));
     }
     Ok(())
@@ -144,17 +146,6 @@ impl Text<'_> {
         self.writer.put(id)?;
         self.left -= 1;
         Ok((self.left > 0 && !full).then_some(id))
-    }
-}
-
-fn sampling(args: &GenerateArgs) -> SamplingParams {
-    SamplingParams {
-        temperature: args.temperature,
-        top_k: args.top_k,
-        top_p: args.top_p,
-        min_p: args.min_p,
-        seed: args.seed,
-        ..SamplingParams::PLAIN
     }
 }
 

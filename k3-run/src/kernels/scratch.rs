@@ -81,6 +81,14 @@ pub(super) struct Ahead {
 }
 
 impl Ahead {
+    /// `len` bytes from byte `from` of row `row` on, of rows `stride` bytes apart; all of it
+    /// may lie behind the end of `all`, since it is only asked for.
+    #[inline(always)]
+    pub(super) fn new<T>(all: &[T], stride: usize, row: usize, from: usize, len: usize) -> Self {
+        let start: *const u8 = all.as_ptr().cast();
+        Self { start: start.wrapping_add(row * stride + from), stride, len }
+    }
+
     /// Asks for the share of rows `r..r + rows` that belongs to `tokens` out of `all`.
     #[inline(always)]
     pub(super) fn prefetch<S: Isa>(
