@@ -17,6 +17,7 @@ pub mod follow;
 pub mod footprint;
 mod identity;
 pub mod inspect;
+mod interrupt;
 mod inventory;
 mod journal;
 mod output;

@@ -225,3 +225,33 @@ fn a_growing_snapshot_is_followed_to_the_same_container() {
     }
     assert!(made == whole);
 }
+
+#[test]
+fn an_interrupted_conversion_says_how_to_go_on() {
+    use std::io::{BufRead, BufReader};
+    use std::os::unix::process::ExitStatusExt;
+
+    let tmp = made();
+    let dir = tmp.path();
+    let last = fs::read_dir(dir.join("s")).unwrap().map(|e| e.unwrap().path());
+    let last = last.filter(|p| p.extension().is_some_and(|e| e == "safetensors")).max().unwrap();
+    fs::rename(&last, dir.join("kept")).unwrap();
+    // With a shard missing it waits, so there is time.
+    let mut process = prep(dir, &["convert", "s", "out", "--follow"]).spawn().unwrap();
+    let mut lines = BufReader::new(process.stderr.take().unwrap()).lines().map(Result::unwrap);
+    let name = last.file_name().unwrap().to_str().unwrap();
+    assert!(lines.any(|line| line.contains(name)), "it says what it waits for");
+    let kill = Command::new("kill").args(["-INT", &process.id().to_string()]).status().unwrap();
+    assert!(kill.success());
+    let said: Vec<String> = lines.collect();
+    let end = [
+        "error: interrupted",
+        "hint: what was converted is kept; run the same command again to go on",
+    ];
+    assert_eq!(said[said.len() - 2..], end, "{said:?}");
+    assert_eq!(process.wait().unwrap().signal(), Some(2));
+
+    fs::rename(dir.join("kept"), &last).unwrap();
+    good(dir, &["convert", "-q", "s", "out"]);
+    assert!(contents(&dir.join("out")) == contents(&dir.join("whole")));
+}

@@ -11,6 +11,7 @@ use crate::cli::ConvertArgs;
 use crate::conversion::{self, Conversion, Converted};
 use crate::folder::OutputFolder;
 use crate::follow::Follow;
+use crate::interrupt;
 use crate::output;
 use crate::part::{Part, PartDone, ShardRange};
 use crate::plan::{ConversionPlan, PlanSummary};
@@ -42,6 +43,9 @@ struct Report<'a> {
 
 pub(super) fn run(args: &ConvertArgs, talk: Talk) -> Result<Outcome> {
     let start = Instant::now();
+    if !args.dry_run {
+        interrupt::explain("what was converted is kept; run the same command again to go on")?;
+    }
     let pool = threads::pool(args.jobs)?;
     let (recipe, calibration) = args.recipe.recipe()?;
     let snapshot = if args.follow {
@@ -61,11 +65,11 @@ pub(super) fn run(args: &ConvertArgs, talk: Talk) -> Result<Outcome> {
     };
     let plan = || ConversionPlan::calibrated(&snapshot, &recipe, calibration.as_ref());
     let mut plan = pool.install(plan)?;
+    let folder = OutputFolder::check(&args.out, &plan.snapshot, args.force)?;
     if args.hash_experts && !args.dry_run {
         plan.hash_experts(&pool, talk)?;
     }
     let summary = plan.summary();
-    let folder = OutputFolder::check(&args.out, &plan.snapshot, args.force)?;
     conversion::existing(&plan, &folder)?;
     if !args.json && args.dry_run {
         output::result(|out| writeln!(out, "{summary}"))?;
