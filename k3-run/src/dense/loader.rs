@@ -42,7 +42,7 @@ struct State {
     free: Vec<MmapMut>,
     /// Buffers of the ring that exist.
     buffers: usize,
-    /// A kept matrix that could not be read.
+    /// A kept matrix that could not be read in this step.
     failed: Option<(usize, io::Error)>,
     started: bool,
     closing: bool,
@@ -123,12 +123,13 @@ impl Shared {
                 Next::Wait => {
                     state = self.work.wait(state).unwrap_or_else(PoisonError::into_inner);
                 }
-                Next::Keep(number) => {
+                Next::Keep(number, step) => {
                     drop(state);
                     let kept = self.keep(&self.script[number]);
                     state = self.lock();
-                    if let Err(e) = kept {
-                        state.ring.unsettle(number);
+                    if let Err(e) = kept
+                        && state.ring.keep_failed(number, step)
+                    {
                         state.failed = Some((number, e));
                     }
                     self.landed.notify_all();

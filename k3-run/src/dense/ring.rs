@@ -22,8 +22,8 @@ pub(super) enum Kind {
 /// Work for a reader.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Next {
-    /// Read this entry into its own memory.
-    Keep(usize),
+    /// Read this entry into its own memory, for the step with this number.
+    Keep(usize, u64),
     /// Read this entry into a buffer of the ring, and hand it in under this ticket.
     Read(usize, Ticket),
     /// Nothing to do before something changes.
@@ -47,8 +47,11 @@ struct Flight<T> {
 #[derive(Debug)]
 pub(super) struct Ring<T> {
     script: Vec<Kind>,
-    /// Kept entries that are there or being read.
+    /// Kept entries that readers have taken on.
     settled: Vec<bool>,
+    /// Kept entries that could not be read in this step, and those to read once more.
+    failed: Vec<usize>,
+    again: Vec<usize>,
     cursor: usize,
     /// The pass the cursor is in, and the steps begun so far: pass n serves step n.
     pass: u64,
@@ -66,6 +69,8 @@ impl<T> Ring<T> {
     pub(super) fn new(script: Vec<Kind>) -> Self {
         Self {
             settled: vec![false; script.len()],
+            failed: Vec::new(),
+            again: Vec::new(),
             script,
             cursor: 0,
             pass: 1,
@@ -88,6 +93,7 @@ impl<T> Ring<T> {
             self.epoch += 1;
             (self.cursor, self.pass) = (0, self.step + 1);
         }
+        self.again.append(&mut self.failed);
         self.step += 1;
         (self.want_head, self.complete) = (want_head, false);
         unused
@@ -100,6 +106,9 @@ impl<T> Ring<T> {
 
     /// The next entry to read; `free` tells whether the ring has a buffer for it.
     pub(super) fn next(&mut self, free: bool) -> Next {
+        if let Some(entry) = self.again.pop() {
+            return Next::Keep(entry, self.step);
+        }
         // Once around is enough to know that there is nothing to do.
         for _ in 0..=self.script.len() {
             if self.cursor == self.script.len() {
@@ -112,7 +121,7 @@ impl<T> Ring<T> {
                 Kind::Kept => {
                     self.settled[entry] = true;
                     self.cursor += 1;
-                    return Next::Keep(entry);
+                    return Next::Keep(entry, self.step);
                 }
                 Kind::Head if self.step == self.pass && !self.want_head => {}
                 Kind::Head if self.step > self.pass => {}
@@ -142,9 +151,16 @@ impl<T> Ring<T> {
         None
     }
 
-    /// A kept entry could not be read: a later pass tries again.
-    pub(super) fn unsettle(&mut self, entry: usize) {
-        self.settled[entry] = false;
+    /// A kept entry could not be read for `step`. Tells whether that fails the present
+    /// step; if not it is read once more. The next step tries again in any case.
+    pub(super) fn keep_failed(&mut self, entry: usize, step: u64) -> bool {
+        let present = step == self.step;
+        if present {
+            self.failed.push(entry)
+        } else {
+            self.again.push(entry)
+        }
+        present
     }
 
     /// The next piece for the computation, if it has landed.
@@ -171,7 +187,7 @@ mod tests {
         let mut read = Vec::new();
         loop {
             match ring.next(free > 0) {
-                Next::Keep(entry) => read.push(entry),
+                Next::Keep(entry, _) => read.push(entry),
                 Next::Read(entry, ticket) => {
                     free -= 1;
                     read.push(entry);
@@ -221,13 +237,26 @@ mod tests {
         let mut ring = Ring::new(vec![Streamed, Kept, Streamed]);
         ring.begin_step(false);
         let Next::Read(0, old) = ring.next(true) else { panic!("a read") };
-        assert_eq!(ring.next(true), Next::Keep(1));
-        ring.unsettle(1);
+        assert_eq!(ring.next(true), Next::Keep(1, 1));
+        assert!(ring.keep_failed(1, 1));
         let Next::Read(2, done) = ring.next(true) else { panic!("a read") };
         assert_eq!(ring.land(done, 5), None);
         assert_eq!(ring.begin_step(false), [5], "what had landed comes back");
         assert_eq!(ring.land(old, 6), Some(6), "and so does what lands late");
-        assert_eq!(fill(&mut ring, 9), [0, 1, 2, 0, 2], "this step and the next");
+        assert_eq!(fill(&mut ring, 9), [1, 0, 2, 0, 2], "this step and the next");
+    }
+
+    #[test]
+    fn a_kept_entry_that_fails_is_tried_once_in_every_step() {
+        let mut ring: Ring<usize> = Ring::new(vec![Kept, Kept]);
+        assert_eq!((ring.next(true), ring.next(true)), (Next::Keep(0, 0), Next::Keep(1, 0)));
+        assert!(ring.keep_failed(0, 0));
+        assert_eq!(ring.next(true), Next::Wait, "not over and over");
+        ring.begin_step(false);
+        assert_eq!(ring.next(true), Next::Keep(0, 1));
+        assert!(!ring.keep_failed(1, 0), "what was asked of it is over");
+        assert_eq!(ring.next(true), Next::Keep(1, 1));
+        assert_eq!(ring.next(true), Next::Wait);
     }
 
     #[test]
