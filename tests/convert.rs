@@ -446,6 +446,11 @@ fn every_download_layout_gives_the_same_weights() {
         assert_eq!(manifest.source.revision.as_deref(), Some(revision));
         assert!(dense(&tiny.path(out)) == expected);
     }
+    // And k3-run finds the shards under the same name.
+    let container = Container::open(&plain).unwrap();
+    let args = crate::support::engine_args(&plain, &["--snapshot", repo.to_str().unwrap()]);
+    let options = k3_run::open::expert_options(&container, &args, 0).unwrap();
+    assert!(options.dirs == [links.as_path()], "{:?}", options.dirs);
     let target = fs::read_link(links.join(SECOND)).unwrap();
     let blob = links.join(target);
     let mut unfinished = blob.clone().into_os_string();

@@ -8,7 +8,7 @@ use std::path::Path;
 
 use serde_json::{Map, Value};
 
-use crate::{Error, Result, text_file};
+use crate::{Error, Result, json, text_file};
 
 /// Ids of the control slots that follow the base vocabulary.
 pub const SPECIAL_SLOTS: usize = 256;
@@ -130,7 +130,7 @@ impl ModelConfig {
     /// # Errors
     /// Names the key, the value and what is allowed.
     pub fn read(path: &Path) -> Result<Self> {
-        let text = text_file::read(path, 4 << 20);
+        let text = text_file::downloaded(path, 4 << 20);
         let again = "config.json is damaged or of another model; download it again";
         text.and_then(|text| Self::parse(&text)).map_err(|e| e.in_file(path).hint(again))
     }
@@ -140,7 +140,7 @@ impl ModelConfig {
     /// # Errors
     /// Names the key, the value and what is allowed.
     pub fn parse(text: &str) -> Result<Self> {
-        let value: Value = serde_json::from_str(text)
+        let value = json::parse(text.as_bytes())
             .map_err(|e| Error::malformed(format!("not valid JSON: {e}")))?;
         let outer = Keys::root(&value)?;
         let found = outer.string("model_type")?;

@@ -12,6 +12,7 @@ pub mod digest;
 pub mod dtype;
 mod error;
 pub mod expert_table;
+pub mod json;
 pub mod mapping;
 pub mod mxfp4;
 pub mod quant;

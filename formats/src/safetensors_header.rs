@@ -11,11 +11,11 @@ use std::io::Read;
 use std::path::Path;
 
 use safetensors::Dtype;
-use serde::de::{MapAccess, Visitor};
+use serde::de::{Error as _, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 
 use crate::digest::Digest;
-use crate::{Error, Result, dtype};
+use crate::{Error, Result, dtype, text_file};
 
 /// Longest header that readers of the format accept, in bytes.
 pub const MAX_HEADER: u64 = 100_000_000;
@@ -162,9 +162,8 @@ const REFETCH: &str = "the file is damaged or incomplete; download it again";
 
 /// The header length in the first 8 bytes, bounded; says what else the file looks like.
 fn header_length(start: &[u8], file_size: u64) -> Result<u64> {
-    if start.starts_with(b"version https://git-lfs") {
-        return Err(Error::malformed("this is a Git LFS pointer, not the weights")
-            .hint("run `git lfs pull` in the snapshot, or download the file again"));
+    if let Some(error) = text_file::lfs_pointer(start) {
+        return Err(error);
     }
     let Some(word) = start.first_chunk::<8>() else {
         return Err(Error::malformed(format!(
@@ -238,9 +237,12 @@ impl<'de> Deserialize<'de> for Entries<'de> {
             }
 
             fn visit_map<M: MapAccess<'de>>(self, mut map: M) -> Result<Self::Value, M::Error> {
-                let mut entries = Vec::new();
+                let (mut entries, mut metadata) = (Vec::new(), false);
                 while let Some(Name(name)) = map.next_key()? {
                     if name == "__metadata__" {
+                        if std::mem::replace(&mut metadata, true) {
+                            return Err(M::Error::custom("it has \"__metadata__\" twice"));
+                        }
                         map.next_value::<serde::de::IgnoredAny>()?;
                     } else {
                         entries.push((name, map.next_value()?));
@@ -310,6 +312,7 @@ mod tests {
             ),
             (format!("{{{}}}", entry("a", "U8", "[4]", 4, 0)), 4, "before it begins"),
             ("[]".into(), 0, "header is not valid"),
+            (r#"{"__metadata__":{},"__metadata__":{}}"#.into(), 0, "\"__metadata__\" twice"),
         ] {
             let e = parse(&json, data).unwrap_err().to_string();
             assert!(e.contains(expected), "{e:?} lacks {expected:?}");

@@ -189,11 +189,23 @@ fn weight_files(dir: &Path) -> Result<Vec<String>> {
 
 fn find_shard(dir: &Path, layout: &Layout, name: String) -> Shard {
     let path = dir.join(&name);
-    let found = ShardFile::of(&path).map_err(|e| match e.kind() {
-        io::ErrorKind::NotFound => layout.describe_missing(dir, &name),
-        _ => e.to_string(),
-    });
+    let found = match (ShardFile::of(&path), mark_of_download(&path)) {
+        (Err(e), _) if e.kind() == io::ErrorKind::NotFound => {
+            Err(layout.describe_missing(dir, &name))
+        }
+        (Err(e), _) => Err(e.to_string()),
+        (Ok(_), Some(mark)) => Err(format!("{mark} beside it says that its download goes on")),
+        (Ok(found), None) => Ok(found),
+    };
     Shard { name, path, found }
+}
+
+/// The file that a downloader keeps beside one that is not whole yet, though it may have its
+/// full size already.
+fn mark_of_download(shard: &Path) -> Option<String> {
+    let name = shard.file_name()?.to_str()?;
+    let mut marks = [".aria2", ".part", ".incomplete"].iter().map(|end| format!("{name}{end}"));
+    marks.find(|mark| shard.with_file_name(mark).exists())
 }
 
 /// Completes `model-00001-of-000096.safetensors` and its like: without an index, the names
@@ -255,5 +267,10 @@ mod tests {
         assert_eq!(shard.found, Err("not a regular file".into()));
         let shard = find_shard(tmp.path(), &Layout::Plain, "a.safetensors".into());
         assert_eq!(shard.found, Err("no such file".into()));
+        fs_err::write(tmp.path().join("a.safetensors"), [0; 16]).unwrap();
+        assert!(find_shard(tmp.path(), &Layout::Plain, "a.safetensors".into()).found.is_ok());
+        fs_err::write(tmp.path().join("a.safetensors.aria2"), "").unwrap();
+        let shard = find_shard(tmp.path(), &Layout::Plain, "a.safetensors".into());
+        assert!(shard.found.unwrap_err().contains("a.safetensors.aria2 beside it"));
     }
 }

@@ -31,6 +31,10 @@ use special::{Roles, SpecialTokens};
 use vocabulary::Vocabulary;
 
 pub use special::SPECIAL_SLOTS;
+
+/// Special tokens without which there is no chat format: the end of a message, and what tags
+/// are made of.
+pub const CHAT_TOKENS: [&str; 4] = ["<|end_of_msg|>", "<|open|>", "<|close|>", "<|sep|>"];
 pub use split::{PATTERN, Pieces, pieces};
 pub use stream::StreamDecoder;
 
@@ -68,8 +72,8 @@ impl Tokenizer {
         tokenizer_config: &Path,
         base_vocab: usize,
     ) -> Result<Self> {
-        let model = text_file::read_bytes(tiktoken_model, MAX_MODEL_BYTES)?;
-        let config = text_file::read_bytes(tokenizer_config, MAX_CONFIG_BYTES)?;
+        let model = text_file::downloaded_bytes(tiktoken_model, MAX_MODEL_BYTES)?;
+        let config = text_file::downloaded_bytes(tokenizer_config, MAX_CONFIG_BYTES)?;
         let vocabulary = ranks::parse(&model, base_vocab).map_err(|e| e.in_file(tiktoken_model))?;
         let (specials, roles) =
             special::parse_config(&config, base_vocab).map_err(|e| e.in_file(tokenizer_config))?;

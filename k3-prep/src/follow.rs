@@ -96,9 +96,6 @@ impl Follow<'_> {
             (Ok(now), Some(Look::Whole(then) | Look::Complete(then))) if now == then => {
                 Look::Complete(*now)
             }
-            (Ok(_), _) if download_goes_on(&shard.path) => {
-                Look::Waiting(format!("{}: still being downloaded", shard.name))
-            }
             (Ok(now), _) => match Header::read(&shard.path) {
                 Ok(_) => Look::Whole(*now),
                 Err(error) => Look::Waiting(error.to_string()),
@@ -136,15 +133,6 @@ fn check_countable(snapshot: &Snapshot) -> Result<()> {
 
 fn complete(looks: &[Look]) -> Vec<bool> {
     looks.iter().map(|look| matches!(look, Look::Complete(_))).collect()
-}
-
-/// Whether a downloader that reserves the whole size at first has left its mark.
-fn download_goes_on(shard: &Path) -> bool {
-    [".aria2", ".part", ".incomplete"].iter().any(|end| {
-        let mut mark = shard.as_os_str().to_owned();
-        mark.push(end);
-        Path::new(&mark).exists()
-    })
 }
 
 /// Says what is waited for: when that changes, and now and then.

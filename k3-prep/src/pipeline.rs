@@ -24,7 +24,7 @@ use crate::output;
 use crate::plan::{ConversionPlan, DenseFile, PlannedTensor};
 use crate::problems::Lines;
 use crate::progress::Progress;
-use crate::quantize::{self, Outliers, Problem, Quantizer, Refused, Statistics};
+use crate::quantize::{self, Problem, Quantizer, Refused, Statistics};
 
 /// Most files written at once: more would only take memory.
 const MOST_WRITERS: usize = 16;
@@ -59,7 +59,7 @@ impl Pipeline<'_> {
             stop: AtomicBool::new(false),
             error: Mutex::new(None),
             finished: Mutex::new(finished),
-            outliers: Mutex::new(Lines::default()),
+            oddities: Mutex::new(Lines::default()),
         };
         let writers = self.pool.current_num_threads().min(MOST_WRITERS).min(todo.len());
         thread::scope(|scope| {
@@ -67,7 +67,7 @@ impl Pipeline<'_> {
                 scope.spawn(|| self.work(&todo, &state));
             }
         });
-        for line in lock(&state.outliers).clone().into_lines() {
+        for line in lock(&state.oddities).clone().into_lines() {
             output::warn(line);
         }
         match lock(&state.error).take() {
@@ -79,7 +79,7 @@ impl Pipeline<'_> {
     fn work<F: FnMut(FileRecord) -> Result<()>>(&self, todo: &[usize], state: &State<F>) {
         while !state.stop.load(Ordering::Relaxed) {
             let Some(&file) = todo.get(state.next.fetch_add(1, Ordering::Relaxed)) else { return };
-            let written = FileWork { pipeline: self, stop: &state.stop, outliers: &state.outliers }
+            let written = FileWork { pipeline: self, stop: &state.stop, oddities: &state.oddities }
                 .write(&self.plan.dense[file]);
             let outcome = match written {
                 Ok(record) => lock(&state.finished)(record),
@@ -99,7 +99,7 @@ struct State<F> {
     stop: AtomicBool,
     error: Mutex<Option<Error>>,
     finished: Mutex<F>,
-    outliers: Mutex<Lines>,
+    oddities: Mutex<Lines>,
 }
 
 /// Why a file was not written to its end.
@@ -124,7 +124,7 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 struct FileWork<'a> {
     pipeline: &'a Pipeline<'a>,
     stop: &'a AtomicBool,
-    outliers: &'a Mutex<Lines>,
+    oddities: &'a Mutex<Lines>,
 }
 
 impl FileWork<'_> {
@@ -195,7 +195,7 @@ impl FileWork<'_> {
             Ok::<_, Halt>(())
         })?;
         writer.relative_error(statistics.relative_error());
-        self.report(tensor, statistics.outliers);
+        self.report(tensor, &statistics);
         writer.tensor(None, |sink| match format.scale_dtype() {
             Dtype::F16 => scales.chunks(SCALES_AT_ONCE).try_for_each(|scales| {
                 let halves: Vec<f16> = scales.iter().map(|&s| f16::from_f32(s)).collect();
@@ -296,13 +296,19 @@ impl FileWork<'_> {
         .hint("store this tensor as int4-g64, int8-row or bf16")
     }
 
-    fn report(&self, tensor: &PlannedTensor, outliers: Outliers) {
-        let Some(worst) = outliers.worst else { return };
-        lock(self.outliers).add(|| {
-            format!(
-                "{}: {} rows have an outlier; the largest weight of row {} is {:.3e} times the rest",
-                tensor.spec.name, outliers.rows, worst.row, worst.ratio
-            )
-        });
+    fn report(&self, tensor: &PlannedTensor, statistics: &Statistics) {
+        let (name, outliers, empty) = (&tensor.spec.name, statistics.outliers, statistics.empty);
+        if let Some(worst) = outliers.worst {
+            lock(self.oddities).add(|| {
+                format!(
+                    "{name}: {} rows have an outlier; the largest weight of row {} is {:.3e} times the rest",
+                    outliers.rows, worst.row, worst.ratio
+                )
+            });
+        }
+        if let Some(first) = empty.first {
+            lock(self.oddities)
+                .add(|| format!("{name}: {} rows are all zero, row {first} first", empty.rows));
+        }
     }
 }

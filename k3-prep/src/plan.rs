@@ -14,8 +14,8 @@ use k3_formats::quant::{MatrixFormat, Scales};
 use k3_formats::recipe::Recipe;
 use k3_formats::snapshot::{Snapshot, Source};
 use k3_formats::tensor_name::{TensorSpec, dense_tensors};
-use k3_formats::tokenizer::Tokenizer;
-use k3_formats::{Error, Result, text_file};
+use k3_formats::tokenizer::{CHAT_TOKENS, Tokenizer};
+use k3_formats::{Error, Result, json, text_file};
 
 use crate::inventory::Inventory;
 use crate::problems::Problems;
@@ -125,7 +125,7 @@ impl ConversionPlan {
     ) -> Result<Self> {
         let mut problems = Problems::default();
         let inventory = Inventory::take(snapshot, &mut problems);
-        let small = small_files(snapshot, &mut problems);
+        let (small, nameless) = small_files(snapshot, &mut problems);
         let what = format!("{} cannot be converted", snapshot.dir.display());
         let Some(inventory) = inventory else {
             return Err(problems.into_error(&what).expect("an inventory fails with a problem"));
@@ -148,7 +148,7 @@ impl ConversionPlan {
             small: all_small,
             left_out: inventory.vision,
             scattered_experts,
-            warnings: inventory.warnings,
+            warnings: inventory.warnings.into_iter().chain(nameless).collect(),
         })
     }
 
@@ -298,15 +298,19 @@ impl Importances<'_> {
     }
 }
 
-fn small_files(snapshot: &Snapshot, problems: &mut Problems) -> Vec<SmallFile> {
-    let mut files = Vec::new();
+/// The small files, and what is odd about them.
+fn small_files(snapshot: &Snapshot, problems: &mut Problems) -> (Vec<SmallFile>, Option<String>) {
+    let (mut files, mut nameless) = (Vec::new(), None);
     match tokenizer_files(snapshot) {
-        Ok(made) => files.extend(made),
+        Ok((made, warning)) => {
+            files.extend(made);
+            nameless = warning;
+        }
         Err(error) => problems.add(&error.hint("the snapshot is incomplete; download it again")),
     }
     for (name, required) in COPIED {
         let path = snapshot.file(name);
-        match text_file::read_bytes(&path, MAX_SMALL) {
+        match text_file::downloaded_bytes(&path, MAX_SMALL) {
             Ok(bytes) => match is_json(&bytes) {
                 Ok(()) => files.push(SmallFile { name, bytes }),
                 Err(error) => problems.add(&error.in_file(path)),
@@ -317,20 +321,21 @@ fn small_files(snapshot: &Snapshot, problems: &mut Problems) -> Vec<SmallFile> {
             Err(error) => problems.add(&error.hint("download the file again")),
         }
     }
-    files
+    (files, nameless)
 }
 
 /// Files that a runtime will read must be what it can read.
 fn is_json(bytes: &[u8]) -> Result<()> {
     let text = bytes.strip_prefix("\u{feff}".as_bytes()).unwrap_or(bytes);
-    match serde_json::from_slice::<serde::de::IgnoredAny>(text) {
+    match json::parse(text) {
         Ok(_) => Ok(()),
         Err(e) => Err(Error::malformed(format!("not valid JSON: {e}"))
             .hint("the file is damaged or incomplete; download it again")),
     }
 }
 
-fn tokenizer_files(snapshot: &Snapshot) -> Result<Vec<SmallFile>> {
+/// The files made from the tokenizer, and a warning if it cannot hold a conversation.
+fn tokenizer_files(snapshot: &Snapshot) -> Result<([SmallFile; 2], Option<String>)> {
     let tokenizer = Tokenizer::from_snapshot_files(
         &snapshot.file("tiktoken.model"),
         &snapshot.file("tokenizer_config.json"),
@@ -338,8 +343,17 @@ fn tokenizer_files(snapshot: &Snapshot) -> Result<Vec<SmallFile>> {
     )
     .map_err(|e| e.hint("download tiktoken.model and tokenizer_config.json again"))?;
     check_with_tiktoken(&tokenizer).map_err(|e| e.in_file(snapshot.file("tiktoken.model")))?;
-    Ok(vec![
+    let nameless = CHAT_TOKENS.iter().filter(|name| tokenizer.special_id(name).is_none());
+    let nameless: Vec<_> = nameless.copied().collect();
+    let warning = (!nameless.is_empty()).then(|| {
+        format!(
+            "tokenizer_config.json does not name {}: k3-run cannot chat or serve with this container",
+            nameless.join(", ")
+        )
+    });
+    let files = [
         SmallFile { name: TOKENIZER_FILE, bytes: tokenizer.write_prepared() },
         SmallFile { name: TOKENIZER_JSON, bytes: tokenizer_json(&tokenizer) },
-    ])
+    ];
+    Ok((files, warning))
 }

@@ -68,11 +68,30 @@ impl Outliers {
     }
 }
 
+/// Rows without a single normal number: zeros, or so small that they are as good as that.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct EmptyRows {
+    /// How many.
+    pub rows: usize,
+    /// The first of them.
+    pub first: Option<usize>,
+}
+
+impl EmptyRows {
+    /// Adds those of a block that begins at row `first_row`.
+    pub fn add(&mut self, other: Self, first_row: usize) {
+        self.rows += other.rows;
+        self.first = self.first.or(other.first.map(|row| row + first_row));
+    }
+}
+
 /// What quantizing some rows did.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Statistics {
     /// Rows whose largest weight dwarfs the others.
     pub outliers: Outliers,
+    /// Rows of zeros.
+    pub empty: EmptyRows,
     /// `Σ (w - code * scale)²`.
     pub error: f64,
     /// `Σ w²`.
@@ -83,6 +102,7 @@ impl Statistics {
     /// Adds those of a block that begins at row `first_row`.
     pub fn add(&mut self, other: Self, first_row: usize) {
         self.outliers.add(other.outliers, first_row);
+        self.empty.add(other.empty, first_row);
         self.error += other.error;
         self.energy += other.energy;
     }
@@ -172,6 +192,9 @@ impl Quantizer<'_> {
             })?;
             statistics.error += seen.error;
             statistics.energy += seen.energy;
+            if seen.empty {
+                statistics.empty.add(EmptyRows { rows: 1, first: Some(row) }, 0);
+            }
             if let Some(ratio) = seen.outlier {
                 let worst = Some(Outlier { row, ratio });
                 statistics.outliers.add(Outliers { rows: 1, worst }, 0);

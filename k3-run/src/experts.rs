@@ -141,7 +141,12 @@ impl ExpertStore {
     ) -> anyhow::Result<Self> {
         let config = &container.config;
         let files = Arc::clone(&options.files);
-        let mut shards = Shards::find(&container.manifest.shards, &options.dirs, files, notes)?;
+        let mut touched = Vec::new();
+        let records = &container.manifest.shards;
+        let mut shards = Shards::find(records, &options.dirs, files, &mut touched)?;
+        if !touched.is_empty() {
+            notes.push(touched_note(&touched, container));
+        }
         shards.choose_io(options.direct_io)?;
         let (layers, per_layer) = (config.moe_layers(), config.moe.experts);
         let all = layers.len() * per_layer;
@@ -195,6 +200,28 @@ impl ExpertStore {
     pub fn set_trace(&self, trace: Option<Arc<Trace>>) {
         self.shared.lock().trace = trace;
     }
+}
+
+/// What to know about shards that were written to, or copied, after the conversion.
+fn touched_note(touched: &[&str], container: &Container) -> String {
+    const NAMED: usize = 4;
+    let named = touched[..touched.len().min(NAMED)].join(", ");
+    let more = if touched.len() > NAMED { ", ..." } else { "" };
+    let dir = container.dir.display();
+    let tell = if container.experts.has_checksums() {
+        format!("`k3-prep verify {dir} --experts` tells")
+    } else {
+        format!(
+            "`k3-prep verify {dir} --source` tells for downloads that keep published digests; if \
+             in doubt, convert again"
+        )
+    };
+    format!(
+        "{} of {} shards have another modification time than when they were converted \
+         ({named}{more}); whether their data is the same, {tell}",
+        touched.len(),
+        container.manifest.shards.len(),
+    )
 }
 
 /// The checksums of all experts by key.

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use k3_formats::container::{Container, TOKENIZER_FILE};
+use k3_formats::snapshot::weights_dir;
 use k3_formats::tokenizer::Tokenizer;
 use k3_formats::{Error, text_file};
 
@@ -177,7 +178,11 @@ fn arithmetic(act8: bool) -> Arithmetic {
     if act8 { Arithmetic::Act8 } else { Arithmetic::Exact }
 }
 
-fn expert_options(
+/// How experts are kept and read, with `cache_bytes` of memory for those that are kept.
+///
+/// # Errors
+/// Nothing says where the shards are.
+pub fn expert_options(
     container: &Container,
     args: &EngineArgs,
     cache_bytes: u64,
@@ -193,7 +198,8 @@ fn expert_options(
         }
         vec![PathBuf::from(recorded)]
     } else {
-        given
+        // As `k3-prep convert` takes it: perhaps a cache repository.
+        given.iter().map(|dir| weights_dir(dir)).collect::<k3_formats::Result<_>>()?
     };
     Ok(ExpertOptions {
         dirs,

@@ -30,7 +30,7 @@ impl WeightIndex {
     /// # Errors
     /// Not JSON, no weight map, a name listed twice, a file name that leaves the folder.
     pub fn read(path: &Path) -> Result<Self> {
-        let text = text_file::read(path, MAX_INDEX);
+        let text = text_file::downloaded(path, MAX_INDEX);
         text.and_then(|text| Self::parse(&text))
             .map_err(|e| e.in_file(path).hint("the index is damaged; download it again"))
     }

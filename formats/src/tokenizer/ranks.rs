@@ -15,6 +15,8 @@ const HINT: &str = "the file is damaged or cut short: download tiktoken.model ag
 /// have, ranks and single bytes that no line has.
 pub(super) fn parse(file: &[u8], base_vocab: usize) -> Result<Vocabulary> {
     check_size(base_vocab)?;
+    // Editors on some systems put a byte order mark in front.
+    let file = file.strip_prefix(b"\xef\xbb\xbf").unwrap_or(file);
     // Where the token of each rank is in `bytes`, and the line it came from, from 1.
     let mut entries: Vec<Option<Entry>> = vec![None; base_vocab];
     let mut bytes = Vec::with_capacity(file.len() / 2);
@@ -133,7 +135,12 @@ mod tests {
         let expected = parse((lines.join("\n") + "\n").as_bytes(), 258).unwrap();
         assert_eq!(expected.token(257), Some(b"abc".as_slice()));
         lines.reverse();
-        for text in [lines.join("\n"), lines.join("\r\n"), lines.join("\r\n") + "\r\n\r\n"] {
+        for text in [
+            lines.join("\n"),
+            lines.join("\r\n"),
+            lines.join("\r\n") + "\r\n\r\n",
+            "\u{feff}".to_owned() + &lines.join("\n"),
+        ] {
             let found = parse(text.as_bytes(), 258).unwrap();
             assert_eq!(found.bytes(), expected.bytes());
             assert_eq!(found.id(b"ab"), Some(256));

@@ -7,6 +7,7 @@ use serde::Deserialize;
 
 use super::vocabulary::{MAX_TOKEN_BYTES, check_size};
 use crate::error::{Error, Result};
+use crate::json;
 
 /// Special ids that follow the base vocabulary.
 pub const SPECIAL_SLOTS: usize = 256;
@@ -131,11 +132,12 @@ enum TokenName {
 
 /// Reads `tokenizer_config.json`: the slots that `added_tokens_decoder` names, the others
 /// as `<|reserved_token_ID|>`, and the ids of the tokens with a role.
-pub(super) fn parse_config(json: &[u8], base_vocab: usize) -> Result<(SpecialTokens, Roles)> {
+pub(super) fn parse_config(text: &[u8], base_vocab: usize) -> Result<(SpecialTokens, Roles)> {
     check_size(base_vocab)?;
     // Editors on some systems put a byte order mark in front; JSON does not allow it.
-    let json = json.strip_prefix(b"\xef\xbb\xbf").unwrap_or(json);
-    let config: TokenizerConfig = serde_json::from_slice(json)
+    let text = text.strip_prefix(b"\xef\xbb\xbf").unwrap_or(text);
+    let config: TokenizerConfig = json::parse(text)
+        .and_then(serde_json::from_value)
         .map_err(|e| Error::malformed(format!("not a tokenizer configuration: {e}")))?;
 
     let first_id = base_vocab as u32;
@@ -246,6 +248,10 @@ mod tests {
         assert_eq!(
             outside,
             "added_tokens_decoder[\"767\"]: expected an id in 768..=1023, the 256 slots after the base vocabulary"
+        );
+        assert!(
+            message(r#""770": {"content": "a"}, "770": {"content": "b"}"#, "")
+                .contains("the key \"770\" is there twice")
         );
         assert!(message(r#""1024": {"content": "a"}"#, "").contains("768..=1023"));
         assert!(message(r#""x": {"content": "a"}"#, "").contains("[\"x\"]"));

@@ -21,6 +21,8 @@ const LANES: usize = 16;
 
 /// Magnitude of infinity.
 const INFINITE: u16 = 0x7f80;
+/// Bits of the smallest normal magnitude.
+const SMALLEST_NORMAL: u16 = 0x0080;
 
 /// Index of the first NaN or infinity.
 pub(super) fn first_non_finite(values: &[bf16]) -> Option<usize> {
@@ -46,6 +48,8 @@ pub(super) struct Row<'a> {
 pub(super) struct Seen {
     /// Ratio of its outlier, if it has one.
     pub(super) outlier: Option<f64>,
+    /// Whether all weights are zero or subnormal.
+    pub(super) empty: bool,
     /// `Σ (w - code * scale)²`.
     pub(super) error: f64,
     /// `Σ w²`.
@@ -172,6 +176,7 @@ impl Squares {
         let energy: f32 = self.energy.iter().sum();
         Seen {
             outlier: outlier(row, largest, energy),
+            empty: largest < SMALLEST_NORMAL,
             error: f64::from(self.error.iter().sum::<f32>()) * unit,
             energy: f64::from(energy) * unit,
         }

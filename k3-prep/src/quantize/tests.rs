@@ -160,6 +160,22 @@ fn outliers_are_measured_against_the_rest_of_their_row() {
 }
 
 #[test]
+fn rows_of_nothing_are_counted() {
+    let (cols, rows) = (64, 5000);
+    let mut weights = bf16s((0..rows * cols).map(|i| (i % 7) as f32));
+    weights[1300 * cols..1301 * cols].fill(bf16::NEG_ZERO);
+    weights[4000 * cols..4001 * cols].fill(bf16::from_bits(0x007f)); // subnormal
+    weights[4001 * cols..4002 * cols].fill(bf16::ZERO);
+    weights[4002 * cols..4003 * cols].fill(bf16::MIN_POSITIVE);
+    for format in [MatrixFormat::Int8Row, MatrixFormat::Int4G64] {
+        let mut codes = vec![0; rows * format.code_bytes_per_row(cols)];
+        let mut scales = vec![0.0; rows * format.scales_per_row(cols)];
+        let found = quantize(format, cols, &weights, &mut codes, &mut scales).unwrap();
+        assert_eq!(found.empty, EmptyRows { rows: 3, first: Some(1300) });
+    }
+}
+
+#[test]
 fn searched_values_are_the_definitions_and_errors_are_measured() {
     let mut rng = fastrand::Rng::with_seed(8);
     for cols in [64, 192, 7168] {

@@ -49,8 +49,8 @@ pub(super) fn check(
     ));
     if !verification.source && !verification.experts {
         found.note(
-            "whether their data changed, only hashing them (--source) can tell, or --experts after \
-             `convert --hash-experts`",
+            "whether their data changed, only hashing them (--source) can tell, or --experts if they \
+             were converted with --hash-experts",
         );
     }
 }

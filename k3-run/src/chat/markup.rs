@@ -1,6 +1,6 @@
 //! The few tokens that structure a reply.
 
-use k3_formats::tokenizer::Tokenizer;
+use k3_formats::tokenizer::{CHAT_TOKENS, Tokenizer};
 use k3_formats::{Error, Result};
 
 /// What one token of a reply is. Decided by its id: text that merely looks like a marker is text.
@@ -43,10 +43,11 @@ impl Markup {
                     .hint("use the tokenizer files of a Kimi K3 snapshot")
             })
         };
-        let end_of_msg = id("<|end_of_msg|>")?;
+        let [end_of_msg, open, close, sep] = CHAT_TOKENS.map(id);
+        let end_of_msg = end_of_msg?;
         let mut ends = vec![end_of_msg];
         ends.extend(tokenizer.eos_ids().iter().filter(|&&eos| eos != end_of_msg));
-        Ok(Self { open: id("<|open|>")?, close: id("<|close|>")?, sep: id("<|sep|>")?, ends })
+        Ok(Self { open: open?, close: close?, sep: sep?, ends })
     }
 
     /// Ids that end a reply.

@@ -104,18 +104,18 @@ pub(super) struct Shards {
 
 impl Shards {
     /// Finds every shard in one of `dirs` and compares it with what was converted. Sizes
-    /// must be equal; other modification times are put into `notes`.
+    /// must be equal; those with another modification time are named in `touched`.
     ///
     /// # Errors
     /// Shards that are missing or have another size: all of them are listed.
-    pub(super) fn find(
-        records: &[ShardRecord],
+    pub(super) fn find<'r>(
+        records: &'r [ShardRecord],
         dirs: &[PathBuf],
         files: Arc<dyn OpenShard>,
-        notes: &mut Vec<String>,
+        touched: &mut Vec<&'r str>,
     ) -> Result<Self> {
         let mut shards = Vec::with_capacity(records.len());
-        let (mut wrong, mut touched) = (Vec::new(), Vec::new());
+        let mut wrong = Vec::new();
         for record in records {
             let found = dirs.iter().find_map(|dir| {
                 let path = dir.join(&record.name);
@@ -148,9 +148,6 @@ impl Shards {
             return Err(Error::missing(problem).item(places.join(", ")).hint(
                 "give the snapshot's folder with --snapshot (once per drive), or convert it again",
             ));
-        }
-        if !touched.is_empty() {
-            notes.push(touched_note(&touched, records.len()));
         }
         Ok(Self { shards, files })
     }
@@ -241,19 +238,6 @@ impl Shards {
         }
         Ok(&**cell.get().expect("just set"))
     }
-}
-
-/// What to know about shards that were written to, or copied, after the conversion.
-fn touched_note(touched: &[&str], all: usize) -> String {
-    const NAMED: usize = 4;
-    let named = touched[..touched.len().min(NAMED)].join(", ");
-    let more = if touched.len() > NAMED { ", ..." } else { "" };
-    format!(
-        "{} of {all} shards have another modification time than when they were converted \
-         ({named}{more}); whether their data is the same, only `k3-prep verify --source` tells, or \
-         `--experts` after `convert --hash-experts`",
-        touched.len()
-    )
 }
 
 #[cfg(target_os = "linux")]
