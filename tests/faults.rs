@@ -13,6 +13,7 @@ use k3_formats::snapshot::Snapshot;
 use k3_formats::{Error, Result};
 use k3_prep::Talk;
 use k3_prep::conversion::Conversion;
+use k3_prep::expert_sums::ExpertHashing;
 use k3_prep::plan::ConversionPlan;
 use safetensors::Dtype;
 use serde_json::{Value, json};
@@ -106,6 +107,69 @@ fn every_file_damaged_in_every_way_is_refused_by_name() {
             );
         }
     }
+}
+
+#[test]
+fn what_stands_in_for_a_file_is_called_by_its_name() {
+    let tiny = TinyK3::new(66);
+    for file in [
+        "config.json",
+        "tiktoken.model",
+        "tokenizer_config.json",
+        "generation_config.json",
+        "model.safetensors.index.json",
+    ] {
+        for (damage, words) in [(DAMAGES[1], "a Git LFS pointer"), (DAMAGES[2], "a web page")] {
+            let dir = linked(&tiny, &format!("{file} {words}"), file);
+            damage.1(&[], &dir.join(file));
+            let error = convert(&dir, &tiny.path("out"), false).unwrap_err().to_string();
+            assert!(error.contains(file) && error.contains(words), "{error}");
+        }
+    }
+    // A downloader that reserves the whole file first leaves its mark beside it.
+    let dir = linked(&tiny, "aria2", "");
+    fs::write(dir.join("model-00004-of-000010.safetensors.aria2"), "").unwrap();
+    let error = convert(&dir, &tiny.path("out"), false).unwrap_err().to_string();
+    assert!(error.contains("model-00004-of-000010.safetensors: the shard is missing"), "{error}");
+    assert!(error.contains("its download goes on"), "{error}");
+}
+
+/// Readers disagree about which of two equal keys counts.
+#[test]
+fn keys_that_are_there_twice_are_refused() {
+    let tiny = TinyK3::new(67);
+    for (file, key) in [
+        ("config.json", "hidden_size"),
+        ("tokenizer_config.json", "added_tokens_decoder"),
+        ("generation_config.json", "eos_token_id"),
+    ] {
+        let text = fs::read_to_string(tiny.snapshot().join(file)).unwrap();
+        let twice = text.replacen(&format!("\"{key}\""), &format!("\"{key}\": 1, \"{key}\""), 1);
+        assert_ne!(text, twice);
+        let dir = linked(&tiny, file, file);
+        fs::write(dir.join(file), twice).unwrap();
+        let error = convert(&dir, &tiny.path("out"), false).unwrap_err().to_string();
+        let named =
+            error.contains(file) && error.contains(&format!("the key {key:?} is there twice"));
+        assert!(named, "{error}");
+    }
+}
+
+/// A tokenizer without the tokens of the chat format is taken, and that is said.
+#[test]
+fn nameless_chat_tokens_are_a_warning() {
+    let tiny = TinyK3::new(68);
+    let file = "tokenizer_config.json";
+    let mut config: Value =
+        serde_json::from_slice(&fs::read(tiny.snapshot().join(file)).unwrap()).unwrap();
+    let tokens = config["added_tokens_decoder"].as_object_mut().unwrap();
+    tokens.retain(|_, token| token["content"] != "<|sep|>");
+    let dir = linked(&tiny, "nameless", file);
+    fs::write(dir.join(file), config.to_string()).unwrap();
+    let warnings = convert(&dir, &tiny.path("out"), false).unwrap();
+    let [warning] = &warnings[..] else { panic!("{warnings:?}") };
+    assert!(warning.contains(file) && warning.contains("<|sep|>"), "{warning}");
+    assert_eq!(convert(&tiny.snapshot(), &tiny.path("good"), false).unwrap(), [""; 0]);
 }
 
 #[test]
@@ -294,6 +358,103 @@ fn logits(out: &Path, snapshot: &Path, options: &[&str]) -> anyhow::Result<Vec<f
     Ok(logits.to_vec())
 }
 
+fn hashing<'a>(out: &'a Path, pool: &'a rayon::ThreadPool) -> ExpertHashing<'a> {
+    ExpertHashing { out, force: false, allow_nonfinite: false, talk: Talk::Quiet, pool }
+}
+
+/// Hashing that was stopped goes on: what was read of shards that did not change since is
+/// not read again, and the table is the one of a run in one go.
+#[test]
+fn stopped_hashing_goes_on_where_it_stopped() {
+    const STATE: &str = "expert-sums.jsonl";
+    let tiny = TinyK3::new(69);
+    let pool = k3_prep::threads::pool(Some(1)).unwrap();
+    let plan = |snapshot: &Path| {
+        ConversionPlan::new(&Snapshot::open(snapshot).unwrap(), &Recipe::default()).unwrap()
+    };
+    let run = |plan: &ConversionPlan, out: &Path| {
+        let on_file = &mut |_: &_| Ok(());
+        Conversion { force: false, allow_nonfinite: false, talk: Talk::Quiet, pool: &pool, on_file }
+            .run(plan, out)
+    };
+    let dir = linked(&tiny, "snapshot-2", "");
+    let mut whole = plan(&dir);
+    whole.hash_experts(hashing(&tiny.path("whole"), &pool)).unwrap();
+    let table = |plan: &ConversionPlan| {
+        plan.small.iter().find(|f| f.name == "experts.k3x").unwrap().bytes.clone()
+    };
+    run(&whole, &tiny.path("whole")).unwrap();
+    assert!(!tiny.path("whole").join(STATE).exists());
+
+    // Every other record is lost, and one says what no expert's bytes give.
+    let out = tiny.path("out");
+    plan(&dir).hash_experts(hashing(&out, &pool)).unwrap();
+    let state = tiny.path("out.partial").join(STATE);
+    let lines = fs::read_to_string(&state).unwrap();
+    let mut lines: Vec<Value> = lines.lines().map(|l| serde_json::from_str(l).unwrap()).collect();
+    assert_eq!(lines.len(), 3, "72 experts, 32 at a time");
+    lines.remove(1);
+    let sums = vec![7u32; lines[0]["sums"].as_array().unwrap().len()];
+    let bytes: Vec<u8> = sums.iter().flat_map(|sum| sum.to_le_bytes()).collect();
+    lines[0]["crc32"] = crc32(&bytes).into();
+    lines[0]["sums"] = json!(sums);
+    let text: String = lines.iter().map(|line| format!("{line}\n")).collect();
+    fs::write(&state, text + "{\"first\":3").unwrap();
+    let mut resumed = plan(&dir);
+    resumed.hash_experts(hashing(&out, &pool)).unwrap();
+    let mut expected = table(&whole);
+    let start = expected.len() - 4 * 72;
+    expected[start..start + bytes.len()].copy_from_slice(&bytes);
+    assert!(table(&resumed) == expected, "the record is taken, the rest is read");
+
+    // A shard that was written to is read again.
+    let touched = dir.join("model-00002-of-000010.safetensors");
+    let same = fs::read(&touched).unwrap();
+    fs::remove_file(&touched).unwrap();
+    fs::write(&touched, same).unwrap();
+    let again = plan(&dir);
+    let error = { again }.hash_experts(hashing(&out, &pool)).unwrap_err().to_string();
+    assert!(error.contains("the snapshot has changed"), "{error}");
+    let mut again = plan(&dir);
+    again.hash_experts(ExpertHashing { force: true, ..hashing(&out, &pool) }).unwrap();
+    assert!(table(&again) == table(&whole), "nothing of the old shard is left");
+
+    // A scale that is NaN: all other runs of experts are kept.
+    let bad = linked(&tiny, "bad", "");
+    let name = "language_model.model.layers.6.block_sparse_moe.experts.11.w3.weight_scale";
+    poke(&bad, name, -1, 255.0);
+    let out = tiny.path("nan");
+    let error = plan(&bad).hash_experts(hashing(&out, &pool)).unwrap_err();
+    assert!(error.to_string().contains(name), "{error}");
+    assert_eq!(
+        fs::read_to_string(tiny.path("nan.partial").join(STATE)).unwrap().lines().count(),
+        2
+    );
+    let mut allowed = plan(&bad);
+    let how = ExpertHashing { allow_nonfinite: true, ..hashing(&out, &pool) };
+    let said = allowed.hash_experts(how).unwrap();
+    assert!(said.len() == 1 && said[0].contains(name), "{said:?}");
+
+    // A container that has checksums gives them; one that has none is in the way.
+    let mut known = plan(&tiny.snapshot());
+    let plain = tiny.path("plain");
+    run(&known, &plain).unwrap();
+    let error = known.hash_experts(hashing(&plain, &pool)).unwrap_err();
+    assert!(error.to_string().contains("made without --hash-experts"), "{error}");
+    let kept = tiny.path("kept");
+    known.hash_experts(hashing(&kept, &pool)).unwrap();
+    run(&known, &kept).unwrap();
+    let mut once_more = plan(&tiny.snapshot());
+    once_more.hash_experts(hashing(&kept, &pool)).unwrap();
+    assert!(!tiny.path("kept.partial").exists(), "nothing is read");
+    assert!(run(&once_more, &kept).unwrap().before);
+}
+
+fn crc32(bytes: &[u8]) -> u32 {
+    let step = |crc: u32, bit: u32| (crc >> 1) ^ if (crc ^ bit) & 1 == 1 { 0xedb8_8320 } else { 0 };
+    !bytes.iter().flat_map(|&byte| (0..8).map(move |i| u32::from(byte) >> i)).fold(!0, step)
+}
+
 /// A bit that flips in an expert after the conversion: a plain run cannot see it, a checked
 /// one stops and names it, and so does verify.
 #[test]
@@ -304,7 +465,8 @@ fn a_flipped_bit_in_an_expert_is_named_where_checksums_are_compared() {
     let pool = k3_prep::threads::pool(Some(2)).unwrap();
     let snapshot = Snapshot::open(&tiny.snapshot()).unwrap();
     let mut plan = ConversionPlan::new(&snapshot, &Recipe::default()).unwrap();
-    plan.hash_experts(&pool, Talk::Quiet).unwrap();
+    let how = hashing(&hashed, &pool);
+    assert_eq!(plan.hash_experts(how).unwrap(), [""; 0]);
     let on_file = &mut |_: &_| Ok(());
     Conversion { force: false, allow_nonfinite: false, talk: Talk::Quiet, pool: &pool, on_file }
         .run(&plan, &hashed)
@@ -349,5 +511,14 @@ fn a_flipped_bit_in_an_expert_is_named_where_checksums_are_compared() {
     assert!(report.differences[11].contains("layer 3 expert 11: expected CRC-32"));
     let error = format!("{:#}", logits(&hashed, &dir, &["--verify-experts"]).unwrap_err());
     assert!(error.contains("layer 3 expert") && error.contains("expected CRC-32"), "{error}");
+    // Without checking, what is said is which command would tell.
+    let container = Container::open(&hashed).unwrap();
+    let args = crate::support::engine_args(&hashed, &["--snapshot", dir.to_str().unwrap()]);
+    let mut options = k3_run::open::expert_options(&container, &args, 0).unwrap();
+    options.direct_io = k3_run::experts::DirectIo::Off;
+    let mut notes = Vec::new();
+    k3_run::experts::ExpertStore::open(&container, &options, &mut notes).unwrap();
+    let command = format!("`k3-prep verify {} --experts` tells", hashed.display());
+    assert!(notes.concat().contains(&command), "{notes:?}");
     assert!(logits(&hashed, &dir, &[]).is_ok());
 }

@@ -9,6 +9,7 @@ use k3_formats::container::manifest::{MANIFEST_FILE, Manifest, SUMS_FILE};
 use k3_formats::container::writer::sync_dir;
 use k3_formats::{Error, Result};
 
+use crate::expert_sums::SUMS_STATE_FILE;
 use crate::journal::{self, JOURNAL_FILE};
 
 /// What to do about a container that is in the way.
@@ -105,7 +106,8 @@ impl OutputFolder {
         stat.f_bavail.checked_mul(stat.f_frsize)
     }
 
-    /// Removes what earlier work left, but for the journal and the files in `keep`.
+    /// Removes what earlier work left, but for the journal, checksums of experts (which only
+    /// depend on the shards) and the files in `keep`.
     ///
     /// # Errors
     /// There is something that no conversion makes.
@@ -116,7 +118,7 @@ impl OutputFolder {
             let path = entry.path();
             let name = entry.file_name();
             let name = name.to_str().unwrap_or_default();
-            if name == JOURNAL_FILE || keep(name) {
+            if [JOURNAL_FILE, SUMS_STATE_FILE].contains(&name) || keep(name) {
                 continue;
             }
             let regular = entry.file_type().is_ok_and(|t| t.is_file());
@@ -139,6 +141,11 @@ impl OutputFolder {
         for name in journals {
             let path = self.work.join(name);
             fs_err::remove_file(&path).map_err(|e| Error::io(&path, "remove", e))?;
+        }
+        let sums = self.work.join(SUMS_STATE_FILE);
+        match fs_err::remove_file(&sums) {
+            Err(e) if e.kind() != ErrorKind::NotFound => return Err(Error::io(&sums, "remove", e)),
+            _ => {}
         }
         sync_dir(&self.work)?;
         let parent = self.out.parent().unwrap_or(Path::new("/"));
@@ -182,7 +189,7 @@ fn exchange(_: &Path, _: &Path) -> bool {
 /// Names that a conversion gives.
 fn is_ours(name: &str) -> bool {
     let name = name.strip_suffix(".part").unwrap_or(name);
-    let known = [MANIFEST_FILE, SUMS_FILE, JOURNAL_FILE];
+    let known = [MANIFEST_FILE, SUMS_FILE, JOURNAL_FILE, SUMS_STATE_FILE];
     known.contains(&name)
         || journal::part_of(name).is_some()
         || crate::plan::is_small_file(name)

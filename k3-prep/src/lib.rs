@@ -11,7 +11,7 @@ mod commands;
 pub mod conversion;
 pub mod doctor;
 mod expert_scales;
-mod expert_sums;
+pub mod expert_sums;
 mod folder;
 pub mod follow;
 pub mod footprint;

@@ -24,6 +24,8 @@ pub(crate) struct Progress {
     what: &'static str,
     total: u64,
     done: AtomicU64,
+    /// Bytes of `done` that earlier work has done.
+    skipped: AtomicU64,
     /// Tenths done and time run at the last line, where there is no bar.
     said: Mutex<(u64, Duration)>,
     bar: Option<ProgressBar>,
@@ -51,10 +53,21 @@ impl Progress {
             what,
             total,
             done: AtomicU64::new(0),
+            skipped: AtomicU64::new(0),
             said: Mutex::default(),
             bar,
             talk,
             start: Instant::now(),
+        }
+    }
+
+    /// Counts `bytes` that earlier work has done; they do not count for the rate.
+    pub(crate) fn skip(&self, bytes: u64) {
+        self.skipped.fetch_add(bytes, Ordering::Relaxed);
+        self.done.fetch_add(bytes, Ordering::Relaxed);
+        if let Some(bar) = &self.bar {
+            bar.set_position(bytes);
+            bar.reset_eta();
         }
     }
 
@@ -68,7 +81,8 @@ impl Progress {
         let tenth = (u128::from(done) * 10 / u128::from(self.total.max(1))) as u64;
         let seconds = self.start.elapsed();
         if self.is_due(tenth, seconds) {
-            let rate = done as f64 / seconds.as_secs_f64().max(1e-9);
+            let now = done - self.skipped.load(Ordering::Relaxed);
+            let rate = now as f64 / seconds.as_secs_f64().max(1e-9);
             let left = self.total.saturating_sub(done) as f64 / rate;
             output::say(format_args!(
                 "{}: {}0 %, {} of {}, {}/s, {} left",
@@ -104,7 +118,8 @@ impl Progress {
         if self.talk == Talk::Quiet {
             return;
         }
-        let (done, seconds) = (self.done.into_inner(), self.start.elapsed());
+        let done = self.done.into_inner() - self.skipped.into_inner();
+        let seconds = self.start.elapsed();
         let rate = done as f64 / seconds.as_secs_f64().max(1e-9);
         output::say(format_args!(
             "{}: {} in {}, {}/s",

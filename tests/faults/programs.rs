@@ -143,6 +143,7 @@ fn faults_of_machines() {
     bench.clean = contents(&clean);
 
     killed(&mut bench, kills, took);
+    killed_hashing(&mut bench, kills.div_ceil(4));
     full_disk(&mut bench);
     two_at_once(&mut bench);
     odd_paths(&mut bench);
@@ -190,7 +191,35 @@ fn stamps(dir: &Path) -> Vec<(PathBuf, Vec<u8>, std::time::SystemTime)> {
 
 /// Killed at random moments and resumed: the same bytes, and nothing half made passes.
 fn killed(bench: &mut Bench, kills: usize, took: Duration) {
-    const KIND: &str = "conversion killed, then run again";
+    kill_and_resume(bench, "conversion killed, then run again", kills, took, &[]);
+}
+
+/// The same while experts are hashed, in small steps on one thread.
+fn killed_hashing(bench: &mut Bench, kills: usize) {
+    let options = ["--hash-experts", "--jobs", "1"];
+    let hashed = bench.tiny.path("hashed");
+    let start = Instant::now();
+    assert!(convert_with(bench, &hashed, &options).status.success());
+    let took = start.elapsed();
+    let plain = std::mem::replace(&mut bench.clean, contents(&hashed));
+    kill_and_resume(bench, "hashing of experts killed, then run again", kills, took, &options);
+    bench.clean = plain;
+}
+
+fn convert_with(bench: &Bench, out: &Path, options: &[&str]) -> Output {
+    let snapshot = bench.tiny.snapshot();
+    let mut args = vec![OsStr::new("convert"), snapshot.as_os_str(), out.as_os_str()];
+    args.extend(options.iter().map(OsStr::new));
+    bench.prep(&args)
+}
+
+fn kill_and_resume(
+    bench: &mut Bench,
+    kind: &'static str,
+    kills: usize,
+    took: Duration,
+    options: &[&str],
+) {
     let mut rng = fastrand::Rng::with_seed(11);
     for i in 0..kills {
         let out = bench.tiny.path("killed");
@@ -198,6 +227,7 @@ fn killed(bench: &mut Bench, kills: usize, took: Duration) {
             .arg("-q")
             .arg("convert")
             .args([bench.tiny.snapshot(), out.clone()])
+            .args(options)
             .stderr(Stdio::null())
             .stdout(Stdio::null())
             .spawn()
@@ -207,10 +237,10 @@ fn killed(bench: &mut Bench, kills: usize, took: Duration) {
         child.wait().unwrap();
         let whole = out.exists();
         let verified = bench.prep(&[OsStr::new("verify"), out.as_os_str()]);
-        let again = bench.convert(&bench.tiny.snapshot(), &out);
+        let again = convert_with(bench, &out, options);
         let right = verified.status.success() == whole && bench.is_clean(&out);
         let outcome = if right { Outcome::Right } else { Outcome::Wrong };
-        bench.table.add(KIND, &format!("kill {i}"), &again, outcome);
+        bench.table.add(kind, &format!("kill {i}"), &again, outcome);
         fs::remove_dir_all(&out).unwrap();
     }
 }

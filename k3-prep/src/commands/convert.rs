@@ -9,6 +9,7 @@ use serde::Serialize;
 use crate::Outcome;
 use crate::cli::ConvertArgs;
 use crate::conversion::{self, Conversion, Converted};
+use crate::expert_sums::ExpertHashing;
 use crate::folder::OutputFolder;
 use crate::follow::Follow;
 use crate::interrupt;
@@ -67,7 +68,14 @@ pub(super) fn run(args: &ConvertArgs, talk: Talk) -> Result<Outcome> {
     let mut plan = pool.install(plan)?;
     let folder = OutputFolder::check(&args.out, &plan.snapshot, args.force)?;
     if args.hash_experts && !args.dry_run {
-        plan.hash_experts(&pool, talk)?;
+        let how = ExpertHashing {
+            out: &args.out,
+            force: args.force,
+            allow_nonfinite: args.allow_nonfinite,
+            talk,
+            pool: &pool,
+        };
+        plan.hash_experts(how)?.iter().for_each(output::warn);
     }
     let summary = plan.summary();
     conversion::existing(&plan, &folder)?;

@@ -4,10 +4,12 @@ use std::path::{Path, PathBuf};
 
 use k3_formats::Error;
 use k3_formats::container::Container;
+use k3_formats::tensor_name::expert_bytes;
 
 use super::{ExpertsReport, Findings, Verification, shards};
 use crate::block_reader::{BlockReader, Pages};
-use crate::expert_sums::Experts;
+use crate::expert_sums::{Experts, Sum};
+use crate::progress::Progress;
 
 /// Reads every expert and compares its checksum, where the table has one.
 pub(super) fn check(
@@ -26,9 +28,19 @@ pub(super) fn check(
         shards: container.manifest.shards.iter().map(|s| open(&s.name)).collect(),
     };
     let mut report = ExpertsReport::default();
-    for (layer, expert, sum) in experts.sums(verification.pool, verification.talk) {
+    let all = experts.count();
+    let bytes = all as u64 * expert_bytes(&container.config);
+    let progress = Progress::start("read experts", bytes, verification.talk);
+    let sums = verification.pool.install(|| experts.sums(0..all, &progress));
+    progress.finish();
+    for (i, sum) in sums.into_iter().enumerate() {
         report.read += 1;
+        let (layer, expert) = experts.place(i);
         let recorded = container.experts.checksum(layer, expert);
+        let sum = sum.map(|Sum { crc32, nan }| {
+            nan.iter().for_each(|nan| found.differs(nan));
+            crc32
+        });
         match (sum, recorded) {
             (Err(error), _) => found.differs(&error),
             (Ok(sum), Some(recorded)) if sum == recorded => report.equal += 1,
