@@ -10,6 +10,7 @@ use safetensors::Dtype;
 
 use crate::{Error, Result};
 
+pub mod fixed;
 mod row;
 pub mod search;
 

@@ -5,22 +5,23 @@
 //! them over the pool. Every set computes what its module defines, and no result
 //! depends on how many tokens or rows are computed together.
 
-mod act8;
 mod activations;
-mod exact;
+mod fixed;
+mod float;
 mod isa;
 mod kda;
 mod matrix;
 mod mla;
 mod norm;
 pub mod peak;
+mod product;
 mod scratch;
 mod transposed;
 mod vecmath;
 
 use k3_formats::{Error, Result};
 
-pub use self::activations::{Activations, Forms, INT8_GROUP};
+pub use self::activations::{Activations, Forms, INPUT_GROUP};
 #[cfg(target_arch = "x86_64")]
 use self::isa::avx2::Avx2;
 #[cfg(target_arch = "x86_64")]
@@ -31,6 +32,7 @@ pub use self::kda::{KdaHead, KdaHeadWeights};
 pub use self::matrix::{Matrix, Weights};
 pub use self::mla::Latents;
 pub use self::norm::{MAX_ENTRIES, Weight};
+use self::product::{Act8, Exact, Product};
 use self::scratch::Scratch;
 pub use self::vecmath::Situ;
 use crate::parallel::Columns;
@@ -38,10 +40,11 @@ use crate::parallel::Columns;
 /// How activations enter a product.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Arithmetic {
-    /// As f32.
+    /// As f32; with 4-bit weights as fixed-point numbers of 24 bits in groups of
+    /// [`INPUT_GROUP`], which is as precise and faster.
     #[default]
     Exact,
-    /// Rounded to int8 in groups of [`INT8_GROUP`], integer products; BF16 matrices stay
+    /// Rounded to int8 in groups of [`INPUT_GROUP`], integer products; BF16 matrices stay
     /// exact.
     Act8,
 }
@@ -57,7 +60,9 @@ enum Set {
     #[cfg(target_arch = "x86_64")]
     Avx512(Avx512<false>),
     #[cfg(target_arch = "x86_64")]
-    Avx2(Avx2),
+    Avx2Vnni(Avx2<true>),
+    #[cfg(target_arch = "x86_64")]
+    Avx2(Avx2<false>),
     Portable(Portable),
 }
 
@@ -74,6 +79,8 @@ impl Kernels {
             Avx512::detect().map(Set::Avx512Vnni),
             #[cfg(target_arch = "x86_64")]
             Avx512::detect().map(Set::Avx512),
+            #[cfg(target_arch = "x86_64")]
+            Avx2::detect().map(Set::Avx2Vnni),
             #[cfg(target_arch = "x86_64")]
             Avx2::detect().map(Set::Avx2),
             Some(Set::Portable(Portable)),
@@ -103,6 +110,8 @@ impl Kernels {
             #[cfg(target_arch = "x86_64")]
             Set::Avx512(_) => "avx512",
             #[cfg(target_arch = "x86_64")]
+            Set::Avx2Vnni(_) => "avx2-vnni",
+            #[cfg(target_arch = "x86_64")]
             Set::Avx2(_) => "avx2",
             Set::Portable(_) => "portable",
         }
@@ -125,8 +134,8 @@ impl Kernels {
         assert_eq!(x.tokens(), out.tokens(), "as many outputs as inputs");
         let matrix = *matrix;
         Scratch::with(|scratch| match arithmetic {
-            Arithmetic::Exact => self.run(exact::Product { matrix, x, scratch, out }),
-            Arithmetic::Act8 => self.run(act8::Product { matrix, x, scratch, out }),
+            Arithmetic::Exact => self.run(Exact(Product { matrix, x, scratch, out })),
+            Arithmetic::Act8 => self.run(Act8(Product { matrix, x, scratch, out })),
         });
     }
 
@@ -141,6 +150,8 @@ impl Kernels {
             Set::Avx512Vnni(isa) => isa.run(task),
             #[cfg(target_arch = "x86_64")]
             Set::Avx512(isa) => isa.run(task),
+            #[cfg(target_arch = "x86_64")]
+            Set::Avx2Vnni(isa) => isa.run(task),
             #[cfg(target_arch = "x86_64")]
             Set::Avx2(isa) => isa.run(task),
             Set::Portable(isa) => isa.run(task),

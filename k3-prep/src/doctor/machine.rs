@@ -28,6 +28,7 @@ fn features() -> Vec<&'static str> {
         ("avx2", has!("avx2")),
         ("fma", has!("fma")),
         ("f16c", has!("f16c")),
+        ("avxvnni", has!("avxvnni")),
         ("avx512f", has!("avx512f")),
         ("avx512bw", has!("avx512bw")),
         ("avx512vbmi", has!("avx512vbmi")),

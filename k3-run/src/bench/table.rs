@@ -68,7 +68,7 @@ impl Product {
     fn write(&self, out: &mut impl Write) -> io::Result<()> {
         let shape = &self.shape;
         let name = format!("{} {}x{}", shape.format, shape.rows, shape.cols);
-        let inputs = if shape.act8 { "int8" } else { "f32" };
+        let inputs = if shape.act8 { "int8" } else { "exact" };
         let (rate, part) = (range(self.rate.map(|r| r / GIGA), 1), percent(self.of_memory));
         let single = range(self.one_thread_rate.map(|r| r / GIGA), 1);
         writeln!(out, "  {name:<21} {inputs:<5} {rate:<22} {part:<17} {single}")?;

@@ -12,37 +12,18 @@ use super::isa::{Isa, Task};
 use super::{Arithmetic, Kernels, Matrix, Weights};
 use crate::parallel::{Chunks, for_each};
 
-/// Inputs that share one scale when activations are rounded to int8.
-pub const INT8_GROUP: usize = 32;
+mod steps;
 
-/// Columns of one block of f32 inputs: 2 KiB for each token, so that a few tokens and
-/// the decoded weights of a few rows fit a 32 KiB first-level cache.
-pub(super) const BLOCK: usize = 512;
-
-/// Columns of one block of int8 inputs, also 2 KiB for each token.
-pub(super) const BLOCK8: usize = 2048;
-
-/// Columns are padded with zeros to whole kernel steps.
-const PAD: usize = 64;
-pub(super) const PAD8: usize = 128;
-
-/// How a row of inputs is ordered.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Order {
-    /// As given.
-    Natural,
-    /// In each step, first the even columns, then the odd ones: the low and then the high
-    /// nibbles of a run of packed bytes. A step is 32 columns in f32 and 128 in int8.
-    Paired,
-}
+pub use steps::INPUT_GROUP;
+pub(super) use steps::{Bytes, Floats, Pairs, Step};
 
 /// Which prepared forms some products need; combine with `|`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Forms {
-    natural: bool,
-    paired: bool,
-    natural8: bool,
-    paired8: bool,
+    floats: bool,
+    bytes: bool,
+    pairs8: bool,
+    pairs24: bool,
 }
 
 impl Forms {
@@ -63,11 +44,13 @@ impl Forms {
         let mut forms = Self::default();
         *match (format, arithmetic) {
             (MatrixFormat::Bf16, _) | (MatrixFormat::Int8Row, Arithmetic::Exact) => {
-                &mut forms.natural
+                &mut forms.floats
             }
-            (MatrixFormat::Int8Row, Arithmetic::Act8) => &mut forms.natural8,
-            (MatrixFormat::Int4G64 | MatrixFormat::Int4G32, Arithmetic::Exact) => &mut forms.paired,
-            (MatrixFormat::Int4G64 | MatrixFormat::Int4G32, Arithmetic::Act8) => &mut forms.paired8,
+            (MatrixFormat::Int8Row, Arithmetic::Act8) => &mut forms.bytes,
+            (MatrixFormat::Int4G64 | MatrixFormat::Int4G32, Arithmetic::Exact) => {
+                &mut forms.pairs24
+            }
+            (MatrixFormat::Int4G64 | MatrixFormat::Int4G32, Arithmetic::Act8) => &mut forms.pairs8,
         } = true;
         forms
     }
@@ -78,10 +61,10 @@ impl BitOr for Forms {
 
     fn bitor(self, other: Self) -> Self {
         Self {
-            natural: self.natural | other.natural,
-            paired: self.paired | other.paired,
-            natural8: self.natural8 | other.natural8,
-            paired8: self.paired8 | other.paired8,
+            floats: self.floats | other.floats,
+            bytes: self.bytes | other.bytes,
+            pairs8: self.pairs8 | other.pairs8,
+            pairs24: self.pairs24 | other.pairs24,
         }
     }
 }
@@ -91,65 +74,10 @@ impl BitOr for Forms {
 pub struct Activations {
     tokens: usize,
     cols: usize,
-    forms: Forms,
-    natural: Vec<[f32; 16]>,
-    paired: Vec<[f32; 16]>,
-    natural8: Int8,
-    paired8: Int8,
-}
-
-/// Inputs rounded to int8, and the scale of each of a kernel's 16 lanes.
-#[derive(Debug, Default)]
-struct Int8 {
-    codes: Vec<[i8; 64]>,
-    scales: Vec<[f32; 16]>,
-}
-
-/// One block of columns of all tokens, token after token.
-#[derive(Clone, Copy)]
-pub(super) struct Block<'a> {
-    data: &'a [[f32; 16]],
-    per_token: usize,
-}
-
-impl<'a> Block<'a> {
-    /// The columns of one token, 16 at a time.
-    #[inline(always)]
-    pub(super) fn token(&self, token: usize) -> &'a [[f32; 16]] {
-        &self.data[token * self.per_token..][..self.per_token]
-    }
-
-    /// Vectors of 16 columns that each token has in this block.
-    #[inline(always)]
-    pub(super) fn len(&self) -> usize {
-        self.per_token
-    }
-}
-
-/// One block of int8 columns of all tokens, token after token.
-#[derive(Clone, Copy)]
-pub(super) struct Block8<'a> {
-    all: Token8<'a>,
-    codes_per_token: usize,
-    scales_per_token: usize,
-}
-
-/// The int8 columns of one token in a block.
-#[derive(Clone, Copy)]
-pub(super) struct Token8<'a> {
-    pub(super) codes: &'a [[i8; 64]],
-    pub(super) scales: &'a [[f32; 16]],
-}
-
-impl<'a> Block8<'a> {
-    #[inline(always)]
-    pub(super) fn token(&self, token: usize) -> Token8<'a> {
-        let (codes, scales) = (self.codes_per_token, self.scales_per_token);
-        Token8 {
-            codes: &self.all.codes[token * codes..][..codes],
-            scales: &self.all.scales[token * scales..][..scales],
-        }
-    }
+    floats: Blocks<Floats>,
+    bytes: Blocks<Bytes>,
+    pairs8: Blocks<Pairs<1>>,
+    pairs24: Blocks<Pairs<3>>,
 }
 
 impl Activations {
@@ -163,27 +91,15 @@ impl Activations {
     pub fn with_room(tokens: usize, cols: usize, arithmetic: Arithmetic) -> Self {
         let forms = MatrixFormat::ALL.map(|format| Forms::of_format(format, arithmetic));
         let forms = forms.into_iter().fold(Forms::default(), |all, one| all | one);
-        let floats = |wanted| if wanted { tokens * padded(cols, PAD) / 16 } else { 0 };
-        let int8 = |wanted, order| {
-            let values = if wanted { tokens * padded(cols, PAD8) } else { 0 };
-            let scales = Vec::with_capacity(values / scale_step(order));
-            Int8 { codes: Vec::with_capacity(values / 64), scales }
-        };
-        Self {
-            natural: Vec::with_capacity(floats(forms.natural)),
-            paired: Vec::with_capacity(floats(forms.paired)),
-            natural8: int8(forms.natural8, Order::Natural),
-            paired8: int8(forms.paired8, Order::Paired),
-            ..Self::default()
-        }
+        let mut room = Self { tokens, cols, ..Self::default() };
+        room.each(forms, |form| form.reserve(tokens, cols));
+        room
     }
 
     /// Bytes reserved.
     pub fn bytes(&self) -> u64 {
-        let floats = self.natural.capacity() + self.paired.capacity();
-        let int8 = |form: &Int8| form.codes.capacity() + form.scales.capacity();
-        // All of them are vectors of 64 bytes.
-        (64 * (floats + int8(&self.natural8) + int8(&self.paired8))) as u64
+        let Self { tokens: _, cols: _, floats, bytes, pairs8, pairs24 } = self;
+        floats.reserved() + bytes.reserved() + pairs8.reserved() + pairs24.reserved()
     }
 
     /// Number of rows prepared.
@@ -204,254 +120,154 @@ impl Activations {
     /// `x` does not divide into `tokens` rows.
     pub fn prepare(&mut self, kernels: Kernels, x: &[f32], tokens: usize, forms: Forms) {
         assert!(tokens > 0 && x.len().is_multiple_of(tokens), "whole rows of inputs");
-        self.tokens = tokens;
-        self.cols = x.len() / tokens;
-        self.forms = forms;
-        if forms.natural {
-            fill(kernels, &mut self.natural, x, tokens, Order::Natural);
-        }
-        if forms.paired {
-            fill(kernels, &mut self.paired, x, tokens, Order::Paired);
-        }
-        if forms.natural8 {
-            fill8(kernels, &mut self.natural8, x, tokens, Order::Natural);
-        }
-        if forms.paired8 {
-            fill8(kernels, &mut self.paired8, x, tokens, Order::Paired);
+        (self.tokens, self.cols) = (tokens, x.len() / tokens);
+        self.each(forms, |form| form.fill(kernels, x, tokens));
+    }
+
+    /// Does `work` on the forms in `forms`; the others hold nothing from here on.
+    fn each(&mut self, forms: Forms, work: impl Fn(&mut dyn Form)) {
+        let all: [(bool, &mut dyn Form); 4] = [
+            (forms.floats, &mut self.floats),
+            (forms.bytes, &mut self.bytes),
+            (forms.pairs8, &mut self.pairs8),
+            (forms.pairs24, &mut self.pairs24),
+        ];
+        for (wanted, form) in all {
+            form.clear();
+            if wanted {
+                work(form);
+            }
         }
     }
 
-    /// Columns of one f32 block: [`BLOCK`], but a single token's row is one block.
+    /// Steps of one block in the form `T`: [`Step::BLOCK`], but a single token's row is one
+    /// block.
     #[inline(always)]
-    pub(super) fn block_columns(&self) -> usize {
-        if self.tokens == 1 { self.cols.next_multiple_of(PAD) } else { BLOCK }
+    pub(super) fn block_steps<T: Step>(&self) -> usize {
+        if self.tokens == 1 { self.cols.div_ceil(T::COLUMNS) } else { T::BLOCK }
     }
 
-    /// Columns of one int8 block.
-    #[inline(always)]
-    pub(super) fn block8_columns(&self) -> usize {
-        if self.tokens == 1 { self.cols.next_multiple_of(PAD8) } else { BLOCK8 }
-    }
-
-    /// Block `index` of the f32 form in `order`; the last one may be shorter.
+    /// Block `index` in the form `T`; the last one may be shorter.
     ///
     /// # Panics
     /// That form was not prepared, or there is no such block.
     #[inline(always)]
-    pub(super) fn block(&self, order: Order, index: usize) -> Block<'_> {
-        let (data, ready) = match order {
-            Order::Natural => (&self.natural, self.forms.natural),
-            Order::Paired => (&self.paired, self.forms.paired),
-        };
-        assert!(ready, "inputs were prepared in this form");
-        let per_token = block_width(self.cols, PAD, self.block_columns(), index) / 16;
-        let start = index * BLOCK / 16 * self.tokens;
-        Block { data: &data[start..][..per_token * self.tokens], per_token }
-    }
-
-    /// Block `index` of the int8 form in `order`; the last one may be shorter.
-    ///
-    /// # Panics
-    /// That form was not prepared, or there is no such block.
-    #[inline(always)]
-    pub(super) fn block8(&self, order: Order, index: usize) -> Block8<'_> {
-        let (form, ready) = match order {
-            Order::Natural => (&self.natural8, self.forms.natural8),
-            Order::Paired => (&self.paired8, self.forms.paired8),
-        };
-        assert!(ready, "inputs were prepared in this form");
-        let width = block_width(self.cols, PAD8, self.block8_columns(), index);
-        let step = scale_step(order);
-        let (codes_per_token, scales_per_token) = (width / 64, width / step);
-        let first = index * BLOCK8 * self.tokens;
-        let (codes, scales) = (codes_per_token * self.tokens, scales_per_token * self.tokens);
-        let all = Token8 {
-            codes: &form.codes[first / 64..][..codes],
-            scales: &form.scales[first / step..][..scales],
-        };
-        Block8 { all, codes_per_token, scales_per_token }
+    pub(super) fn block<T: Step>(&self, index: usize) -> Block<'_, T> {
+        let blocks = T::blocks(self);
+        let all = self.cols.div_ceil(T::COLUMNS);
+        let first = index * self.block_steps::<T>();
+        let per_token = (all - first).min(self.block_steps::<T>());
+        let steps = &blocks.steps[first * self.tokens..][..per_token * self.tokens];
+        Block { steps, per_token }
     }
 }
 
-fn padded(cols: usize, pad: usize) -> usize {
-    cols.next_multiple_of(pad)
+/// Inputs in one form: blocks of columns, in each one token after the other.
+#[derive(Debug)]
+pub(super) struct Blocks<T> {
+    steps: Vec<T>,
 }
 
-/// Columns that one vector of lane scales covers.
-fn scale_step(order: Order) -> usize {
-    match order {
-        Order::Natural => 64,
-        Order::Paired => 128,
+impl<T> Default for Blocks<T> {
+    fn default() -> Self {
+        Self { steps: Vec::new() }
     }
 }
 
-/// Padded width of block `index` of `cols` columns.
-fn block_width(cols: usize, pad: usize, block: usize, index: usize) -> usize {
-    (cols.next_multiple_of(pad) - index * block).min(block)
+/// What all forms have in common.
+trait Form {
+    fn reserve(&mut self, tokens: usize, cols: usize);
+    fn reserved(&self) -> u64;
+    fn clear(&mut self);
+    fn fill(&mut self, kernels: Kernels, x: &[f32], tokens: usize);
+}
+
+impl<T: Step> Form for Blocks<T> {
+    fn reserve(&mut self, tokens: usize, cols: usize) {
+        self.steps.reserve_exact(tokens * cols.div_ceil(T::COLUMNS));
+    }
+
+    fn reserved(&self) -> u64 {
+        (self.steps.capacity() * size_of::<T>()) as u64
+    }
+
+    fn clear(&mut self) {
+        self.steps.clear();
+    }
+
+    fn fill(&mut self, kernels: Kernels, x: &[f32], tokens: usize) {
+        let cols = x.len() / tokens;
+        let all = cols.div_ceil(T::COLUMNS);
+        self.steps.resize(tokens * all, T::EMPTY);
+        let mut rest = &mut self.steps[..];
+        for first in (0..all).step_by(T::BLOCK) {
+            let width = T::BLOCK.min(all - first);
+            let (block, after) = std::mem::take(&mut rest).split_at_mut(tokens * width);
+            rest = after;
+            for_each(Chunks::new(block, width), TOKENS, |token, part| {
+                kernels.run(Fill { x, cols, first, token, width, steps: part.into_slice() });
+            });
+        }
+    }
 }
 
 /// Tokens that one thread prepares at a time.
 const TOKENS: usize = 8;
 
-/// Lays `x: [tokens, cols]` out in zero-padded blocks.
-fn fill(kernels: Kernels, to: &mut Vec<[f32; 16]>, x: &[f32], tokens: usize, order: Order) {
-    let cols = x.len() / tokens;
-    to.resize(tokens * padded(cols, PAD) / 16, [0.0; 16]);
-    let mut rest = &mut to[..];
-    for (index, column) in (0..cols).step_by(BLOCK).enumerate() {
-        let width = block_width(cols, PAD, BLOCK, index) / 16;
-        let block = Chunks::new(take(&mut rest, tokens * width), width);
-        for_each(block, TOKENS, |token, part| {
-            kernels.run(Fill { x, cols, column, token, width, out: part.into_slice(), order });
-        });
-    }
-}
-
-/// Some tokens of one block of f32 columns.
-struct Fill<'a> {
+/// Some tokens of one block of columns.
+struct Fill<'a, T> {
     x: &'a [f32],
     cols: usize,
-    column: usize,
+    /// The block's first step.
+    first: usize,
     token: usize,
-    /// Vectors of each token.
+    /// Steps of each token.
     width: usize,
-    out: &'a mut [[f32; 16]],
-    order: Order,
+    steps: &'a mut [T],
 }
 
-impl Task for Fill<'_> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run<S: Isa>(self, _isa: S) {
-        let width = BLOCK.min(self.cols - self.column);
-        for (i, out) in self.out.chunks_exact_mut(self.width).enumerate() {
-            let row = &self.x[(self.token + i) * self.cols + self.column..][..width];
-            let (steps, _) = out.as_flattened_mut().as_chunks_mut::<PAD>();
-            for (step, out) in row.chunks(PAD).zip(steps) {
-                let mut padded = [0.0; PAD];
-                padded[..step.len()].copy_from_slice(step);
-                match self.order {
-                    Order::Natural => *out = padded,
-                    Order::Paired => pair_up(&padded, out),
-                }
-            }
-        }
-    }
-}
-
-/// In each 32 columns the even ones first.
-#[inline(always)]
-fn pair_up(step: &[f32; PAD], out: &mut [f32; PAD]) {
-    let (halves, _) = out.as_chunks_mut::<32>();
-    for (step, out) in step.as_chunks::<32>().0.iter().zip(halves) {
-        let (even, odd) = out.split_at_mut(16);
-        let pairs = step.as_chunks::<2>().0.iter();
-        for ((pair, even), odd) in pairs.zip(even).zip(odd) {
-            (*even, *odd) = (pair[0], pair[1]);
-        }
-    }
-}
-
-/// Rounds `x: [tokens, cols]` to int8 in groups of [`INT8_GROUP`] and lays it out in
-/// zero-padded blocks.
-fn fill8(kernels: Kernels, to: &mut Int8, x: &[f32], tokens: usize, order: Order) {
-    let cols = x.len() / tokens;
-    let vectors = tokens * padded(cols, PAD8);
-    to.codes.resize(vectors / 64, [0; 64]);
-    to.scales.resize(vectors / scale_step(order), [0.0; 16]);
-    let (mut codes, mut scales) = (&mut to.codes[..], &mut to.scales[..]);
-    for (index, column) in (0..cols).step_by(BLOCK8).enumerate() {
-        let columns = block_width(cols, PAD8, BLOCK8, index);
-        let (width, vectors) = (columns / 64, columns / scale_step(order));
-        let block = (
-            Chunks::new(take(&mut codes, tokens * width), width),
-            Chunks::new(take(&mut scales, tokens * vectors), vectors),
-        );
-        for_each(block, TOKENS, |token, (codes, scales)| {
-            let (codes, scales) = (codes.into_slice(), scales.into_slice());
-            kernels.run(Fill8 { x, cols, column, token, width, codes, scales, order });
-        });
-    }
-}
-
-/// Cuts the first `len` elements off.
-fn take<'a, T>(all: &mut &'a mut [T], len: usize) -> &'a mut [T] {
-    let (first, rest) = std::mem::take(all).split_at_mut(len);
-    *all = rest;
-    first
-}
-
-/// Some tokens of one block of int8 columns.
-struct Fill8<'a> {
-    x: &'a [f32],
-    cols: usize,
-    column: usize,
-    token: usize,
-    /// Vectors of codes of each token.
-    width: usize,
-    codes: &'a mut [[i8; 64]],
-    scales: &'a mut [[f32; 16]],
-    order: Order,
-}
-
-impl Task for Fill8<'_> {
+impl<T: Step> Task for Fill<'_, T> {
     type Output = ();
 
     #[inline(always)]
     fn run<S: Isa>(self, isa: S) {
-        let Self { x, cols, column, token, width, codes, scales, order } = self;
-        let (step_codes, _) = codes.as_chunks_mut::<2>();
-        let (steps, vectors) = (width / 2, PAD8 / scale_step(order));
-        let columns = column..cols.min(column + BLOCK8);
-        for (i, codes) in step_codes.iter_mut().enumerate() {
-            let (token, step) = (token + i / steps, i % steps);
-            let row = &x[token * cols..][..columns.end][columns.start..];
-            let row = &row[step * PAD8..row.len().min((step + 1) * PAD8)];
-            let mut rounded = [0; PAD8];
-            let mut scale = [0.0; PAD8 / INT8_GROUP];
-            for (g, group) in row.chunks(INT8_GROUP).enumerate() {
-                let codes = &mut rounded[g * INT8_GROUP..][..INT8_GROUP];
-                scale[g] = round_group(isa, group, codes.as_chunks_mut().0);
-            }
-            let scales = &mut scales[i * vectors..][..vectors];
-            match order {
-                Order::Natural => {
-                    let (halves, _) = rounded.as_chunks::<64>();
-                    for half in 0..2 {
-                        codes[half] = halves[half];
-                        scales[half] = std::array::from_fn(|l| scale[2 * half + l / 8]);
-                    }
-                }
-                Order::Paired => {
-                    let [even, odd] = codes;
-                    let pairs = rounded.as_chunks::<2>().0.iter();
-                    for ((pair, even), odd) in pairs.zip(even).zip(odd) {
-                        (*even, *odd) = (pair[0], pair[1]);
-                    }
-                    scales[0] = std::array::from_fn(|l| scale[l / 4]);
-                }
+        for (i, steps) in self.steps.chunks_exact_mut(self.width).enumerate() {
+            let row = &self.x[(self.token + i) * self.cols..][..self.cols];
+            let row = &row[self.first * T::COLUMNS..];
+            for (x, step) in row.chunks(T::COLUMNS).zip(steps) {
+                step.fill(isa, x);
             }
         }
     }
 }
 
-/// [`k3_formats::quant::encode_int8`] of up to 32 inputs: their scale, and codes with zeros
-/// after the last.
-#[inline(always)]
-fn round_group<S: Isa>(isa: S, group: &[f32], codes: &mut [[i8; 16]]) -> f32 {
-    let mut padded = [0.0; INT8_GROUP];
-    padded[..group.len()].copy_from_slice(group);
-    let (halves, _) = padded.as_chunks::<16>();
-    let (low, high) = (isa.load(&halves[0]), isa.load(&halves[1]));
-    // In this order a NaN is passed over.
-    let max = isa.max(isa.abs(high), isa.max(isa.abs(low), isa.splat(0.0)));
-    let scale = (isa.max_lane(max) / 127.0).max(1e-20);
-    let inverse = isa.splat(1.0 / scale);
-    let (lowest, highest) = (isa.splat(-127.0), isa.splat(127.0));
-    for (x, codes) in [low, high].into_iter().zip(codes) {
-        let code = isa.round(isa.mul(x, inverse));
-        isa.store_codes(isa.max(lowest, isa.min(highest, code)), codes);
+/// One block of columns of all tokens, token after token.
+#[derive(Clone, Copy)]
+pub(super) struct Block<'a, T> {
+    steps: &'a [T],
+    per_token: usize,
+}
+
+impl<'a, T> Block<'a, T> {
+    /// The steps of one token.
+    #[inline(always)]
+    pub(super) fn token(&self, token: usize) -> &'a [T] {
+        &self.steps[token * self.per_token..][..self.per_token]
     }
-    scale
+
+    /// The steps of `N` tokens from `first` on.
+    #[inline(always)]
+    pub(super) fn several<const N: usize>(&self, first: usize) -> [&'a [T]; N] {
+        let mut tokens = [self.token(first); N];
+        for t in 1..N {
+            tokens[t] = self.token(first + t);
+        }
+        tokens
+    }
+
+    /// Steps that each token has in this block.
+    #[inline(always)]
+    pub(super) fn len(&self) -> usize {
+        self.per_token
+    }
 }

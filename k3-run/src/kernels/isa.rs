@@ -73,8 +73,9 @@ pub(super) trait Isa: Copy + Send + Sync {
 
     /// Largest lane; NaN if there is one.
     fn max_lane(self, x: Self::F) -> f32;
-    /// Integers of at most 127 in magnitude as bytes; NaN becomes 0.
-    fn store_codes(self, x: Self::F, to: &mut [i8; 16]);
+    /// Nearest integers, half to even, of numbers below 2^23 in magnitude. Others, and
+    /// NaN, become 0 or -2^31.
+    fn store_int(self, x: Self::F, to: &mut [i32; 16]);
 
     /// 16 BF16 values.
     fn widen(self, from: &[bf16; 16]) -> Self::F;
@@ -100,7 +101,9 @@ pub(super) trait Isa: Copy + Send + Sync {
     fn mxfp4(self, packed: &[u8; 32], scales: &[u8; 2]) -> [Self::F; 4];
 
     fn zero(self) -> Self::I;
-    fn sub_i(self, a: Self::I, b: Self::I) -> Self::I;
+    fn load_int(self, from: &[i32; 16]) -> Self::I;
+    fn add_int(self, a: Self::I, b: Self::I) -> Self::I;
+    fn times_256(self, a: Self::I) -> Self::I;
     /// Nearest f32.
     fn to_f32(self, x: Self::I) -> Self::F;
     fn splat_u8(self, x: u8) -> Self::B;
@@ -112,6 +115,11 @@ pub(super) trait Isa: Copy + Send + Sync {
     fn e2m1(self, nibbles: Self::B) -> Self::B;
     /// Adds `u[4l..4l + 4] · s[4l..4l + 4]` to lane l; `u` at most 32, `s` signed.
     fn dot_small(self, acc: Self::I, u: Self::B, s: Self::B) -> Self::I;
+    /// [`Isa::dot_small`] of two.
+    #[inline(always)]
+    fn dot_pair(self, acc: Self::I, u: [Self::B; 2], s: [Self::B; 2]) -> Self::I {
+        self.dot_small(self.dot_small(acc, u[0], s[0]), u[1], s[1])
+    }
     /// Signed codes in the form that [`Isa::dot_int8`] takes them in.
     fn int8_codes(self, w: Self::B) -> Self::B;
     /// Where the sum of one [`Isa::dot_int8`] with these inputs starts.

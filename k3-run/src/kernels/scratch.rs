@@ -3,7 +3,7 @@
 
 use std::cell::RefCell;
 
-use super::activations::{BLOCK, BLOCK8, PAD8};
+use super::activations::{Floats, Pairs, Step};
 use super::isa::Isa;
 
 /// Rows whose decoded weights one block product takes along. With f32 weights that is
@@ -14,20 +14,26 @@ pub(super) const ROWS: usize = 32;
 /// Tokens of one block product. Its sums take 128 KiB.
 pub(super) const TOKENS: usize = 64;
 
-/// Steps of a block of int8 inputs.
-pub(super) const STEPS8: usize = BLOCK8 / PAD8;
+/// Steps of the longest block of fixed-point inputs.
+const STEPS: usize = Pairs::<1>::BLOCK;
+
+/// Unpacked codes of one step of a row, and the weight scale of each lane.
+#[derive(Debug, Clone, Copy)]
+#[repr(C, align(64))]
+pub(super) struct Unpacked {
+    pub(super) codes: [[i8; 64]; 2],
+    pub(super) scales: [f32; 16],
+}
 
 /// Decoded weights and sums of one block product.
 #[derive(Default)]
 pub(super) struct Scratch {
-    /// `[ROWS, BLOCK / 16]` vectors.
-    pub(super) weights: Vec<[f32; 16]>,
-    /// `[ROWS, STEPS8]` steps of two vectors.
-    pub(super) codes: Vec<[[i8; 64]; 2]>,
-    /// Scales of the lanes of each step.
-    pub(super) scales: Vec<[f32; 16]>,
+    /// `[ROWS, Floats::BLOCK]`.
+    floats: Vec<Floats>,
+    /// `[ROWS, STEPS]`.
+    codes: Vec<Unpacked>,
     /// 16 lanes for each of `ROWS * TOKENS` outputs.
-    pub(super) sums: Vec<[f32; 16]>,
+    sums: Vec<[f32; 16]>,
 }
 
 thread_local! {
@@ -42,20 +48,18 @@ impl Scratch {
 
     /// Memory for f32 weights, then for sums.
     #[inline(always)]
-    pub(super) fn exact(&mut self) -> (&mut [[f32; 16]], &mut [[f32; 16]]) {
-        self.weights.resize(ROWS * BLOCK / 16, [0.0; 16]);
+    pub(super) fn floats(&mut self) -> (&mut [Floats], &mut [[f32; 16]]) {
+        self.floats.resize(ROWS * Floats::BLOCK, Floats::EMPTY);
         self.sums.resize(ROWS * TOKENS, [0.0; 16]);
-        (&mut self.weights, &mut self.sums)
+        (&mut self.floats, &mut self.sums)
     }
 
-    /// Memory for codes, their scales, and sums.
+    /// Memory for codes, then for sums.
     #[inline(always)]
-    #[expect(clippy::type_complexity, reason = "three slices of the struct")]
-    pub(super) fn int8(&mut self) -> (&mut [[[i8; 64]; 2]], &mut [[f32; 16]], &mut [[f32; 16]]) {
-        self.codes.resize(ROWS * STEPS8, [[0; 64]; 2]);
-        self.scales.resize(ROWS * STEPS8, [0.0; 16]);
+    pub(super) fn codes(&mut self) -> (&mut [Unpacked], &mut [[f32; 16]]) {
+        self.codes.resize(ROWS * STEPS, Unpacked { codes: [[0; 64]; 2], scales: [0.0; 16] });
         self.sums.resize(ROWS * TOKENS, [0.0; 16]);
-        (&mut self.codes, &mut self.scales, &mut self.sums)
+        (&mut self.codes, &mut self.sums)
     }
 }
 

@@ -2,6 +2,7 @@
 
 use half::{bf16, f16};
 use k3_formats::mxfp4;
+use k3_formats::quant::fixed::encode_fixed24;
 use k3_formats::quant::{self, INT4_F16_GROUP, INT4_GROUP};
 
 use super::*;
@@ -138,99 +139,84 @@ fn add_lanes(mut lanes: [f32; 16]) -> f32 {
     lanes[0]
 }
 
-/// One output by the definition of [`exact`].
-fn exact_output(weights: Weights, row: usize, x: &[f32], fused: bool) -> f32 {
+/// One output by the definition of [`float`].
+fn float_output(weights: Weights, row: usize, x: &[f32], fused: bool) -> f32 {
     let cols = x.len();
     let mut w = vec![0.0; cols];
     let mut factor = 1.0;
-    let mut paired = false;
     match weights {
         Weights::Bf16(all) => quant::decode_bf16(&all[row * cols..][..cols], &mut w),
         Weights::Int8 { codes, scales } => {
             quant::decode_int8(&codes[row * cols..][..cols], 1.0, &mut w);
             factor = scales[row];
         }
-        Weights::Int4 { packed, scales } => {
-            let groups = cols / INT4_GROUP;
-            let packed = &packed[row * cols / 2..][..cols / 2];
-            quant::decode_int4(packed, &scales[row * groups..][..groups], &mut w);
-            paired = true;
-        }
-        Weights::Int4F16 { packed, scales } => {
-            let groups = cols / INT4_F16_GROUP;
-            let packed = &packed[row * cols / 2..][..cols / 2];
-            quant::decode_int4_f16(packed, &scales[row * groups..][..groups], &mut w);
-            paired = true;
-        }
-        Weights::Mxfp4 { packed, scales } => {
-            let groups = cols / mxfp4::GROUP;
-            let packed = &packed[row * cols / 2..][..cols / 2];
-            mxfp4::decode_row(packed, &scales[row * groups..][..groups], &mut w);
-            paired = true;
-        }
+        _ => panic!("nibbles take fixed-point inputs"),
     }
     let mut lanes = [0.0; 16];
     for c in 0..cols {
-        let l = if paired { c / 2 % 16 } else { c % 16 };
-        lanes[l] = mul_add(fused, w[c], x[c], lanes[l]);
+        lanes[c % 16] = mul_add(fused, w[c], x[c], lanes[c % 16]);
     }
     add_lanes(lanes) * factor
 }
 
-/// One output by the definition of [`act8`].
-fn act8_output(weights: Weights, row: usize, x: &[f32], fused: bool) -> f32 {
+/// One output by the definition of [`fixed`].
+fn fixed_output(weights: Weights, row: usize, x: &[f32], fused: bool, digits: usize) -> f32 {
     let cols = x.len();
     let mut codes = vec![0; cols];
-    let scales: Vec<f32> = x
-        .chunks(INT8_GROUP)
-        .zip(codes.chunks_mut(INT8_GROUP))
-        .map(|(x, codes)| quant::encode_int8(x, codes))
-        .collect();
+    let round = |(x, codes): (&[f32], &mut [i32])| match digits {
+        1 => {
+            let mut bytes = vec![0; x.len()];
+            let scale = quant::encode_int8(x, &mut bytes);
+            codes.copy_from_slice(&bytes.into_iter().map(i32::from).collect::<Vec<_>>());
+            scale
+        }
+        _ => encode_fixed24(x, codes),
+    };
+    let scales: Vec<f32> =
+        x.chunks(INPUT_GROUP).zip(codes.chunks_mut(INPUT_GROUP)).map(round).collect();
     let mut lanes = [0.0; 16];
     let nibble = |packed: &[u8], c: usize| packed[(row * cols + c) / 2] >> (c % 2 * 4) & 15;
     let sum = |range: std::ops::Range<usize>, weight: &dyn Fn(usize) -> i32| -> f32 {
-        range.filter(|&c| c < cols).map(|c| weight(c) * i32::from(codes[c])).sum::<i32>() as f32
+        range
+            .filter(|&c| c < cols)
+            .map(|c| weight(c).wrapping_mul(codes[c]))
+            .fold(0, i32::wrapping_add) as f32
+    };
+    // What every eight columns add: their integer, and the scale of their weights.
+    let mut add = |weight: &dyn Fn(usize) -> i32, scale: &dyn Fn(usize) -> f32| {
+        for start in (0..cols).step_by(8) {
+            let dot = sum(start..start + 8, weight) * scales[start / INPUT_GROUP];
+            let lane = &mut lanes[start / 8 % 16];
+            *lane = mul_add(fused, dot, scale(row * cols + start), *lane);
+        }
     };
     match weights {
-        Weights::Bf16(_) => return exact_output(weights, row, x, fused),
+        Weights::Bf16(_) => return float_output(weights, row, x, fused),
         Weights::Int8 { codes: w, scales: row_scales } => {
+            if digits > 1 {
+                return float_output(weights, row, x, fused);
+            }
             let weight = |c: usize| i32::from(w[row * cols + c]);
             for first in (0..cols).step_by(64) {
                 for (l, lane) in lanes.iter_mut().enumerate() {
                     let start = first + 4 * l;
                     if start < cols {
                         let dot = sum(start..start + 4, &weight);
-                        *lane = mul_add(fused, dot, scales[start / INT8_GROUP], *lane);
+                        *lane = mul_add(fused, dot, scales[start / INPUT_GROUP], *lane);
                     }
                 }
             }
             return add_lanes(lanes) * row_scales[row];
         }
         Weights::Int4 { packed, scales: w } => {
-            let weight = |c: usize| i32::from(nibble(packed, c)) - 8;
-            for start in (0..cols).step_by(8) {
-                let scale = w[(row * cols + start) / INT4_GROUP] * scales[start / INT8_GROUP];
-                let lane = &mut lanes[start / 8 % 16];
-                *lane = mul_add(fused, sum(start..start + 8, &weight), scale, *lane);
-            }
+            add(&|c| i32::from(nibble(packed, c)) - 8, &|i| w[i / INT4_GROUP]);
         }
         Weights::Int4F16 { packed, scales: w } => {
-            let weight = |c: usize| i32::from(nibble(packed, c)) - 8;
-            for start in (0..cols).step_by(8) {
-                let weight_scale = w[(row * cols + start) / INT4_F16_GROUP].to_f32();
-                let scale = weight_scale * scales[start / INT8_GROUP];
-                let lane = &mut lanes[start / 8 % 16];
-                *lane = mul_add(fused, sum(start..start + 8, &weight), scale, *lane);
-            }
+            add(&|c| i32::from(nibble(packed, c)) - 8, &|i| w[i / INT4_F16_GROUP].to_f32());
         }
         Weights::Mxfp4 { packed, scales: w } => {
             let weight = |c: usize| (2.0 * mxfp4::E2M1[usize::from(nibble(packed, c))]) as i32;
-            for start in (0..cols).step_by(8) {
-                let half = 0.5 * mxfp4::scale(w[(row * cols + start) / mxfp4::GROUP]);
-                let scale = half * scales[start / INT8_GROUP];
-                let lane = &mut lanes[start / 8 % 16];
-                *lane = mul_add(fused, sum(start..start + 8, &weight), scale, *lane);
-            }
+            add(&weight, &|i| 0.5 * mxfp4::scale(w[i / mxfp4::GROUP]));
         }
     }
     add_lanes(lanes)
@@ -290,14 +276,11 @@ fn products_equal_the_definition() {
                     for tokens in [1, 2, 3, 4, 13, 33] {
                         let x = inputs(tokens, cols, &mut rng);
                         let out = multiply(kernels, &m.matrix(), arithmetic, &x, tokens);
-                        let output = match arithmetic {
-                            Arithmetic::Exact => exact_output,
-                            Arithmetic::Act8 => act8_output,
-                        };
+                        let digits = if arithmetic == Arithmetic::Exact { 3 } else { 1 };
                         let expected: Vec<f32> = (0..tokens * m.rows)
                             .map(|i| {
                                 let x = &x[i / m.rows * cols..][..cols];
-                                output(m.weights(), i % m.rows, x, kernels.is_fused())
+                                fixed_output(m.weights(), i % m.rows, x, kernels.is_fused(), digits)
                             })
                             .collect();
                         let name = kernels.name();
@@ -383,6 +366,28 @@ fn every_scale_byte_keeps_its_meaning() {
                 let expected = [mxfp4::scale(code) * x[0]];
                 let what = format!("{} {arithmetic:?} scale {code}", kernels.name());
                 assert_same_bits(&out, &expected, &what);
+            }
+        }
+    }
+}
+
+#[test]
+fn what_is_not_finite_stays_so() {
+    let mut rng = fastrand::Rng::with_seed(6);
+    for kernels in Kernels::available() {
+        for format in FORMATS {
+            let m = Owned::random(format, 19, 320, &mut rng);
+            for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+                for tokens in [1, 7] {
+                    let mut x = inputs(tokens, 320, &mut rng);
+                    x[320 * (tokens - 1) + 100] = bad;
+                    let out = multiply(kernels, &m.matrix(), Arithmetic::Exact, &x, tokens);
+                    let (good, last) = out.split_at(19 * (tokens - 1));
+                    let what = format!("{} {format:?} {bad} {tokens}", kernels.name());
+                    assert!(good.iter().all(|out| out.is_finite()), "{what}");
+                    // A zero weight times infinity is no number either.
+                    assert!(last.iter().all(|out| !out.is_finite()), "{what}");
+                }
             }
         }
     }

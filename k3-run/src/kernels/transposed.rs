@@ -4,10 +4,9 @@
 //! Definition: an output adds `x[r] * weight[r, c]`, fused, row after row; with int8 it is
 //! `(x[r] * scale[r]) * code[r, c]`. Nothing else enters a sum.
 
-use super::activations::Order;
-use super::exact::{Rows, STEP, WithRows, with_rows};
+use super::float::{Bf16, Int8, Nibbles, Rows, STEP};
 use super::isa::{Isa, Task};
-use super::{Kernels, Matrix};
+use super::{Kernels, Matrix, Weights};
 use crate::parallel::Columns;
 
 /// Tokens that share a decoded piece of a row.
@@ -39,7 +38,19 @@ impl Task for Product<'_> {
     #[inline(always)]
     fn run<S: Isa>(self, isa: S) {
         let Self { matrix, x, out } = self;
-        with_rows(isa, &matrix, Multiply { x, out });
+        let cols = matrix.cols();
+        let multiply = Multiply { x, out };
+        match matrix.weights() {
+            Weights::Bf16(weights) => multiply.run(isa, Bf16 { weights, cols }),
+            Weights::Int8 { codes, scales } => multiply.run(isa, Int8 { codes, scales, cols }),
+            Weights::Int4 { packed, scales } => multiply.run(isa, Nibbles { packed, scales, cols }),
+            Weights::Int4F16 { packed, scales } => {
+                multiply.run(isa, Nibbles { packed, scales, cols })
+            }
+            Weights::Mxfp4 { packed, scales } => {
+                multiply.run(isa, Nibbles { packed, scales, cols })
+            }
+        }
     }
 }
 
@@ -48,7 +59,7 @@ struct Multiply<'a> {
     out: Columns<'a>,
 }
 
-impl WithRows for Multiply<'_> {
+impl Multiply<'_> {
     #[inline(always)]
     fn run<S: Isa, W: Rows>(mut self, isa: S, w: W) {
         let tokens = self.x.tokens();
@@ -65,9 +76,7 @@ impl WithRows for Multiply<'_> {
             }
         }
     }
-}
 
-impl Multiply<'_> {
     /// [`STEP`] columns for `T` tokens from `t` on.
     #[inline(always)]
     fn columns<S: Isa, W: Rows, const T: usize>(&mut self, isa: S, w: W, step: usize, t: usize) {
@@ -99,10 +108,8 @@ impl Multiply<'_> {
             let lanes = lanes.as_flattened();
             let out = &mut self.out.row_mut(t + j)[step * STEP..];
             for (c, out) in out.iter_mut().take(STEP).enumerate() {
-                *out = match W::ORDER {
-                    Order::Natural => lanes[c],
-                    Order::Paired => lanes[c / 32 * 32 + c % 2 * 16 + c % 32 / 2],
-                };
+                let lane = if W::PAIRED { c / 32 * 32 + c % 2 * 16 + c % 32 / 2 } else { c };
+                *out = lanes[lane];
             }
         }
     }

@@ -1,4 +1,5 @@
-//! AVX2 with FMA and F16C (Haswell and later, all of Zen): 16 lanes are two registers.
+//! AVX2 with FMA and F16C (Haswell and later, all of Zen), with or without AVX-VNNI (Alder
+//! Lake and later, Zen 5): 16 lanes are two registers.
 #![allow(unsafe_code)] // intrinsics, whose instructions the token vouches for
 
 use std::arch::x86_64::*;
@@ -7,20 +8,21 @@ use half::{bf16, f16};
 
 use super::{E2M1_CODES, E8M0, Isa, Task};
 
-/// Proof that this CPU has AVX2, FMA and F16C.
+/// Proof that this CPU has AVX2, FMA and F16C; `VNNI` also for AVX-VNNI's dot products.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Avx2 {
+pub(crate) struct Avx2<const VNNI: bool> {
     detected: (),
 }
 
 // No closures here: one is a function of its own, without the features, and an intrinsic
 // that it is not inlined with becomes a call.
-impl Avx2 {
-    /// The token, if the CPU has all three. The list must be that of [`run`].
+impl<const VNNI: bool> Avx2<VNNI> {
+    /// The token, if the CPU has all of it. The list must be that of [`Isa::run`].
     pub(crate) fn detect() -> Option<Self> {
-        let all = is_x86_feature_detected!("avx2")
+        let base = is_x86_feature_detected!("avx2")
             && is_x86_feature_detected!("fma")
             && is_x86_feature_detected!("f16c");
+        let all = base && (!VNNI || is_x86_feature_detected!("avxvnni"));
         all.then_some(Self { detected: () })
     }
 
@@ -114,7 +116,12 @@ impl Avx2 {
 }
 
 #[target_feature(enable = "avx2,fma,f16c")]
-fn run<T: Task>(isa: Avx2, task: T) -> T::Output {
+fn run_without<T: Task>(isa: Avx2<false>, task: T) -> T::Output {
+    task.run(isa)
+}
+
+#[target_feature(enable = "avx2,fma,f16c,avxvnni")]
+fn run_with<T: Task>(isa: Avx2<true>, task: T) -> T::Output {
     task.run(isa)
 }
 
@@ -126,9 +133,10 @@ macro_rules! both {
     };
 }
 
-// SAFETY of all blocks below: the token proves that the CPU has AVX2, FMA and F16C; loads and
-// stores go through references to arrays of exactly the bytes they touch.
-impl Isa for Avx2 {
+// SAFETY of all blocks below: the token proves that the CPU has AVX2, FMA and F16C, and
+// AVX-VNNI where `VNNI` is true; loads and stores go through references to arrays of exactly
+// the bytes they touch.
+impl<const VNNI: bool> Isa for Avx2<VNNI> {
     type F = [__m256; 2];
     type I = [__m256i; 2];
     type B = [__m256i; 2];
@@ -137,9 +145,14 @@ impl Isa for Avx2 {
 
     #[inline(always)]
     fn run<T: Task>(self, task: T) -> T::Output {
-        let Self { detected: () } = self;
-        // SAFETY: the token proves all features of `run`.
-        unsafe { run(self, task) }
+        let Self { detected } = self;
+        if VNNI {
+            // SAFETY: the token proves all features of `run_with`.
+            unsafe { run_with(Avx2 { detected }, task) }
+        } else {
+            // SAFETY: the token proves all features of `run_without`.
+            unsafe { run_without(Avx2 { detected }, task) }
+        }
     }
 
     #[inline(always)]
@@ -271,18 +284,12 @@ impl Isa for Avx2 {
     }
 
     #[inline(always)]
-    fn store_codes(self, x: Self::F, to: &mut [i8; 16]) {
+    fn store_int(self, x: Self::F, to: &mut [i32; 16]) {
+        let (to, _) = to.as_chunks_mut::<8>();
         // SAFETY: see the impl.
         unsafe {
-            // NaN converts to 0x80000000, whose last byte is 0; packing keeps last bytes.
-            let last = _mm256_set1_epi32(255);
-            let a = _mm256_and_si256(_mm256_cvtps_epi32(x[0]), last);
-            let b = _mm256_and_si256(_mm256_cvtps_epi32(x[1]), last);
-            let words = _mm256_permute4x64_epi64::<0xd8>(_mm256_packus_epi32(a, b));
-            let bytes = _mm256_packus_epi16(words, words);
-            let low = _mm256_castsi256_si128(bytes);
-            let high = _mm256_extracti128_si256::<1>(bytes);
-            _mm_storeu_si128(to.as_mut_ptr().cast(), _mm_unpacklo_epi64(low, high));
+            _mm256_storeu_si256(to[0].as_mut_ptr().cast(), _mm256_cvtps_epi32(x[0]));
+            _mm256_storeu_si256(to[1].as_mut_ptr().cast(), _mm256_cvtps_epi32(x[1]));
         }
     }
 
@@ -350,8 +357,25 @@ impl Isa for Avx2 {
     }
 
     #[inline(always)]
-    fn sub_i(self, a: Self::I, b: Self::I) -> Self::I {
-        both!(|a, b| _mm256_sub_epi32(a, b))
+    fn load_int(self, from: &[i32; 16]) -> Self::I {
+        let (from, _) = from.as_chunks::<8>();
+        // SAFETY: see the impl.
+        unsafe {
+            [
+                _mm256_loadu_si256(from[0].as_ptr().cast()),
+                _mm256_loadu_si256(from[1].as_ptr().cast()),
+            ]
+        }
+    }
+
+    #[inline(always)]
+    fn add_int(self, a: Self::I, b: Self::I) -> Self::I {
+        both!(|a, b| _mm256_add_epi32(a, b))
+    }
+
+    #[inline(always)]
+    fn times_256(self, a: Self::I) -> Self::I {
+        both!(|a| _mm256_slli_epi32::<8>(a))
     }
 
     #[inline(always)]
@@ -407,6 +431,9 @@ impl Isa for Avx2 {
 
     #[inline(always)]
     fn dot_small(self, acc: Self::I, u: Self::B, s: Self::B) -> Self::I {
+        if VNNI {
+            return both!(|acc, u, s| _mm256_dpbusd_avx_epi32(acc, u, s));
+        }
         // Two products of at most 32 * 128 cannot saturate 16 bits.
         both!(|acc, u, s| {
             let pairs = _mm256_maddubs_epi16(u, s);
@@ -415,17 +442,43 @@ impl Isa for Avx2 {
     }
 
     #[inline(always)]
-    fn dot_int8_start(self, _x: Self::B) -> Self::I {
-        self.zero()
+    fn dot_pair(self, acc: Self::I, u: [Self::B; 2], s: [Self::B; 2]) -> Self::I {
+        let ([u, v], [s, t]) = (u, s);
+        if VNNI {
+            return self.dot_small(self.dot_small(acc, u, s), v, t);
+        }
+        // Nor can four.
+        both!(|acc, u, v, s, t| {
+            let pairs = _mm256_add_epi16(_mm256_maddubs_epi16(u, s), _mm256_maddubs_epi16(v, t));
+            _mm256_add_epi32(acc, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)))
+        })
+    }
+
+    #[inline(always)]
+    fn dot_int8_start(self, x: Self::B) -> Self::I {
+        if !VNNI {
+            return self.zero();
+        }
+        both!(|x| {
+            let zero = _mm256_setzero_si256();
+            _mm256_sub_epi32(zero, _mm256_dpbusd_avx_epi32(zero, _mm256_set1_epi8(-128), x))
+        })
     }
 
     #[inline(always)]
     fn int8_codes(self, w: Self::B) -> Self::B {
-        w
+        if !VNNI {
+            return w;
+        }
+        both!(|w| _mm256_xor_si256(w, _mm256_set1_epi8(-128)))
     }
 
     #[inline(always)]
     fn dot_int8(self, start: Self::I, w: Self::B, x: Self::B) -> Self::I {
+        if VNNI {
+            // Codes raised by 128 are unsigned; the start has taken that off.
+            return both!(|start, w, x| _mm256_dpbusd_avx_epi32(start, w, x));
+        }
         // |w| times x with w's sign: two products of at most 128 * 127 cannot saturate.
         both!(|start, w, x| {
             let pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(x, w));

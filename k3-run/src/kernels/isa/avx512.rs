@@ -254,13 +254,9 @@ impl<const VNNI: bool> Isa for Avx512<VNNI> {
     }
 
     #[inline(always)]
-    fn store_codes(self, x: __m512, to: &mut [i8; 16]) {
+    fn store_int(self, x: __m512, to: &mut [i32; 16]) {
         // SAFETY: see the impl.
-        unsafe {
-            // NaN converts to 0x80000000, whose last byte is 0.
-            let codes = _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(x));
-            _mm_storeu_si128(to.as_mut_ptr().cast(), codes);
-        }
+        unsafe { _mm512_storeu_si512(to.as_mut_ptr().cast(), _mm512_cvtps_epi32(x)) }
     }
 
     #[inline(always)]
@@ -316,9 +312,21 @@ impl<const VNNI: bool> Isa for Avx512<VNNI> {
     }
 
     #[inline(always)]
-    fn sub_i(self, a: __m512i, b: __m512i) -> __m512i {
+    fn load_int(self, from: &[i32; 16]) -> __m512i {
         // SAFETY: see the impl.
-        unsafe { _mm512_sub_epi32(a, b) }
+        unsafe { _mm512_loadu_si512(from.as_ptr().cast()) }
+    }
+
+    #[inline(always)]
+    fn add_int(self, a: __m512i, b: __m512i) -> __m512i {
+        // SAFETY: see the impl.
+        unsafe { _mm512_add_epi32(a, b) }
+    }
+
+    #[inline(always)]
+    fn times_256(self, a: __m512i) -> __m512i {
+        // SAFETY: see the impl.
+        unsafe { _mm512_slli_epi32::<8>(a) }
     }
 
     #[inline(always)]
@@ -374,6 +382,21 @@ impl<const VNNI: bool> Isa for Avx512<VNNI> {
             // Two products of at most 32 * 128 cannot saturate 16 bits.
             let pairs = _mm512_maddubs_epi16(u, s);
             _mm512_add_epi32(acc, _mm512_madd_epi16(pairs, _mm512_set1_epi16(1)))
+        }
+    }
+
+    #[inline(always)]
+    fn dot_pair(self, acc: __m512i, u: [__m512i; 2], s: [__m512i; 2]) -> __m512i {
+        // SAFETY: see the impl.
+        unsafe {
+            if VNNI {
+                let acc = _mm512_dpbusd_epi32(acc, u[0], s[0]);
+                return _mm512_dpbusd_epi32(acc, u[1], s[1]);
+            }
+            // Nor can four.
+            let first = _mm512_maddubs_epi16(u[0], s[0]);
+            let both = _mm512_add_epi16(first, _mm512_maddubs_epi16(u[1], s[1]));
+            _mm512_add_epi32(acc, _mm512_madd_epi16(both, _mm512_set1_epi16(1)))
         }
     }
 

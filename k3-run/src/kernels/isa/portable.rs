@@ -184,8 +184,13 @@ impl Isa for Portable {
     }
 
     #[inline(always)]
-    fn store_codes(self, x: Self::F, to: &mut [i8; 16]) {
-        *to = x.map(|x| x as i8);
+    fn store_int(self, x: Self::F, to: &mut [i32; 16]) {
+        // Above 2^23 f32 has no halves.
+        const SHIFT: f32 = 8_388_608.0;
+        for l in 0..16 {
+            let shift = SHIFT.copysign(x[l]);
+            to[l] = if x[l].abs() < SHIFT { (x[l] + shift - shift) as i32 } else { 0 };
+        }
     }
 
     #[inline(always)]
@@ -234,11 +239,21 @@ impl Isa for Portable {
     }
 
     #[inline(always)]
-    fn sub_i(self, mut a: Self::I, b: Self::I) -> Self::I {
+    fn load_int(self, from: &[i32; 16]) -> Self::I {
+        *from
+    }
+
+    #[inline(always)]
+    fn add_int(self, mut a: Self::I, b: Self::I) -> Self::I {
         for l in 0..16 {
-            a[l] -= b[l];
+            a[l] = a[l].wrapping_add(b[l]);
         }
         a
+    }
+
+    #[inline(always)]
+    fn times_256(self, a: Self::I) -> Self::I {
+        a.map(|a| a.wrapping_mul(256))
     }
 
     #[inline(always)]

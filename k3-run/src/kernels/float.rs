@@ -1,62 +1,40 @@
-//! Matrix products with f32 activations.
+//! Matrix products with f32 inputs: BF16 and int8 weights.
 //!
-//! Definition, for one output: lane l of 16 adds `weight * input`, fused, over its columns
-//! in ascending order; then the lanes are added up ([`Isa::sum`]) and, for int8, the sum
-//! is multiplied by the row's scale. BF16 and int8 give column c to lane c % 16, the
-//! nibble formats to lane c / 2 % 16, so that unpacking needs no shuffle. Int4 and MXFP4
-//! weights are scaled (and rounded) before the product, int8 codes are not. Neither the
-//! number of tokens nor the split of rows changes an output's sum.
+//! Definition, for one output: lane `c % 16` of 16 adds `weight * input`, fused, over its
+//! columns c in ascending order; then the lanes are added up ([`Isa::sum`]) and, for int8,
+//! whose codes are not scaled before, the sum is multiplied by the row's scale. Neither
+//! the number of tokens nor the split of rows changes an output's sum.
 
-use super::Matrix;
-use super::activations::{Activations, BLOCK, Block};
+use super::activations::{Activations, Block, Floats, Step};
 use super::isa::{Isa, Task};
 use super::scratch::{Ahead, Area, ROWS, Scratch, TOKENS};
 use crate::parallel::Columns;
 
 mod rows;
 
-pub(super) use rows::{Rows, WithRows, steps, tail, with_rows};
+pub(super) use rows::{Bf16, Int8, Nibbles, Rows, steps, tail};
 
 /// Columns decoded at a time.
-pub(super) const STEP: usize = 64;
+pub(super) const STEP: usize = Floats::COLUMNS;
 
 /// Bytes between reading weights and asking for later ones.
 pub(super) const AHEAD: usize = 2048;
 
-pub(super) struct Product<'a> {
-    pub(super) matrix: Matrix<'a>,
-    pub(super) x: &'a Activations,
-    pub(super) scratch: &'a mut Scratch,
-    pub(super) out: Columns<'a>,
-}
-
-impl Task for Product<'_> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run<S: Isa>(self, isa: S) {
-        let Self { matrix, x, scratch, out } = self;
-        with_rows(isa, &matrix, Inputs { x, scratch, out });
-    }
-}
-
-struct Inputs<'a> {
-    x: &'a Activations,
-    scratch: &'a mut Scratch,
-    out: Columns<'a>,
-}
-
-impl WithRows for Inputs<'_> {
-    #[inline(always)]
-    fn run<S: Isa, W: Rows>(self, isa: S, w: W) {
-        let Self { x, scratch, mut out } = self;
-        match x.tokens() {
-            1 => direct::<S, W, 4, 1>(isa, w, x, &mut out),
-            2 => direct::<S, W, 4, 2>(isa, w, x, &mut out),
-            3 => direct::<S, W, 2, 3>(isa, w, x, &mut out),
-            4 => direct::<S, W, 4, 4>(isa, w, x, &mut out),
-            _ => blocked(isa, w, x, scratch, &mut out),
-        }
+/// `out[t, r] = Σ_c w[r, c] * x[t, c]`.
+#[inline(always)]
+pub(super) fn product<S: Isa, W: Rows>(
+    isa: S,
+    w: W,
+    x: &Activations,
+    scratch: &mut Scratch,
+    mut out: Columns,
+) {
+    match x.tokens() {
+        1 => direct::<S, W, 4, 1>(isa, w, x, &mut out),
+        2 => direct::<S, W, 4, 2>(isa, w, x, &mut out),
+        3 => direct::<S, W, 2, 3>(isa, w, x, &mut out),
+        4 => direct::<S, W, 4, 4>(isa, w, x, &mut out),
+        _ => blocked(isa, w, x, scratch, &mut out),
     }
 }
 
@@ -92,19 +70,15 @@ fn direct_rows<S: Isa, W: Rows, const R: usize, const T: usize>(
     out: &mut Columns,
 ) {
     let mut sums = [[isa.splat(0.0); T]; R];
-    let whole = w.cols() / STEP;
-    let per_block = x.block_columns() / STEP;
-    for (b, first) in (0..w.cols().div_ceil(STEP)).step_by(per_block).enumerate() {
+    let (whole, all) = (w.cols() / STEP, w.cols().div_ceil(STEP));
+    let per_block = x.block_steps::<Floats>();
+    for (b, first) in (0..all).step_by(per_block).enumerate() {
         let count = (whole - first).min(per_block);
-        let block = x.block(W::ORDER, b);
         let mut steps = [w.steps(row, first, count); R];
         for r in 1..R {
             steps[r] = w.steps(row + r * apart, first, count);
         }
-        let mut inputs = [block.token(0).as_chunks::<4>().0; T];
-        for t in 1..T {
-            inputs[t] = block.token(t).as_chunks::<4>().0;
-        }
+        let inputs = x.block::<Floats>(b).several::<T>(0);
         let mut whole_inputs = inputs;
         for x in &mut whole_inputs {
             *x = &x[..count];
@@ -115,7 +89,7 @@ fn direct_rows<S: Isa, W: Rows, const R: usize, const T: usize>(
                 let weights = W::decode(isa, &steps[r], i);
                 for (j, &weights) in weights.iter().enumerate() {
                     for t in 0..T {
-                        let x = isa.load(&whole_inputs[t][i][j]);
+                        let x = isa.load(&whole_inputs[t][i].0[j]);
                         sums[r][t] = isa.mul_add(weights, x, sums[r][t]);
                     }
                 }
@@ -126,7 +100,7 @@ fn direct_rows<S: Isa, W: Rows, const R: usize, const T: usize>(
                 let weights = w.decode_tail(isa, row + r * apart);
                 for (j, &weights) in weights.iter().enumerate() {
                     for t in 0..T {
-                        let x = isa.load(&inputs[t][count][j]);
+                        let x = isa.load(&inputs[t][count].0[j]);
                         sums[r][t] = isa.mul_add(weights, x, sums[r][t]);
                     }
                 }
@@ -142,6 +116,9 @@ fn direct_rows<S: Isa, W: Rows, const R: usize, const T: usize>(
     }
 }
 
+/// Steps of a block.
+const BLOCK: usize = Floats::BLOCK;
+
 /// Many tokens: a block of weights is decoded once and passes over all tokens, a few rows
 /// and tokens at a time with their sums in registers. The inputs of these few tokens stay
 /// in the first-level cache while all rows of the block pass.
@@ -153,7 +130,7 @@ fn blocked<S: Isa, W: Rows>(
     scratch: &mut Scratch,
     out: &mut Columns,
 ) {
-    let (tile, sums) = scratch.exact();
+    let (tile, sums) = scratch.floats();
     let (rows, tokens) = (out.width(), out.tokens());
     let (whole, all) = (w.cols() / STEP, w.cols().div_ceil(STEP));
     for row in (0..rows).step_by(ROWS) {
@@ -164,25 +141,25 @@ fn blocked<S: Isa, W: Rows>(
         }
         for token in (0..tokens).step_by(TOKENS) {
             let width = TOKENS.min(tokens - token);
-            for (b, first) in (0..all).step_by(BLOCK / STEP).enumerate() {
-                let block = x.block(W::ORDER, b);
-                let count = (whole - first).min(BLOCK / STEP);
+            for (b, first) in (0..all).step_by(BLOCK).enumerate() {
+                let block = x.block(b);
+                let count = (whole - first).min(BLOCK);
                 for r in 0..height {
                     let steps = w.steps(row + r, first, count);
-                    let (tile, _) = tile[r * BLOCK / 16..].as_chunks_mut::<4>();
+                    let tile = &mut tile[r * BLOCK..][..BLOCK];
                     for i in 0..count {
                         put(isa, W::decode(isa, &steps, i), &mut tile[i]);
                     }
-                    if block.len() > 4 * count {
+                    if block.len() > count {
                         put(isa, w.decode_tail(isa, row + r), &mut tile[count]);
                     }
                 }
-                let last = first + BLOCK / STEP >= all;
+                let last = first + BLOCK >= all;
                 // After the last block come the next rows, or these again for more tokens.
                 let ahead = match (last, token + TOKENS < tokens) {
-                    (false, _) => w.ahead(row, first + BLOCK / STEP, BLOCK / STEP),
-                    (true, false) => w.ahead(row + ROWS, 0, BLOCK / STEP),
-                    (true, true) => w.ahead(row, 0, BLOCK / STEP),
+                    (false, _) => w.ahead(row, first + BLOCK, BLOCK),
+                    (true, false) => w.ahead(row + ROWS, 0, BLOCK),
+                    (true, true) => w.ahead(row, 0, BLOCK),
                 };
                 isa.run(Part {
                     weights: tile,
@@ -200,17 +177,17 @@ fn blocked<S: Isa, W: Rows>(
 }
 
 #[inline(always)]
-fn put<S: Isa>(isa: S, weights: [S::F; 4], to: &mut [[f32; 16]; 4]) {
+fn put<S: Isa>(isa: S, weights: [S::F; 4], to: &mut Floats) {
     for i in 0..4 {
-        isa.store(weights[i], &mut to[i]);
+        isa.store(weights[i], &mut to.0[i]);
     }
 }
 
 /// One block of columns: decoded weights of some rows, inputs of some tokens, and the sums
 /// they add to.
 struct Part<'a> {
-    weights: &'a [[f32; 16]],
-    block: Block<'a>,
+    weights: &'a [Floats],
+    block: Block<'a, Floats>,
     area: Area,
     /// Whether sums start here.
     is_first: bool,
@@ -266,13 +243,13 @@ impl Part<'_> {
         let len = self.block.len();
         let mut weights = [&self.weights[..len]; R];
         for i in 0..R {
-            weights[i] = &self.weights[(r + i) * BLOCK / 16..][..len];
+            weights[i] = &self.weights[(r + i) * BLOCK..][..len];
         }
         let token = self.area.token + t;
         self.ahead.prefetch(isa, r, R, t..t + T, self.area.width);
-        let mut inputs = [&self.block.token(token)[..len]; T];
-        for j in 1..T {
-            inputs[j] = &self.block.token(token + j)[..len];
+        let mut inputs = self.block.several::<T>(token);
+        for x in &mut inputs {
+            *x = &x[..len];
         }
         // A cell's sums lie together, so that finding them costs nothing.
         let kept = &mut self.sums[t * ROWS + r * T..][..R * T];
@@ -284,15 +261,17 @@ impl Part<'_> {
                 }
             }
         }
-        for k in 0..len {
-            let mut w = [isa.splat(0.0); R];
-            for i in 0..R {
-                w[i] = isa.load(&weights[i][k]);
-            }
-            for j in 0..T {
-                let x = isa.load(&inputs[j][k]);
+        for step in 0..len {
+            for k in 0..4 {
+                let mut w = [isa.splat(0.0); R];
                 for i in 0..R {
-                    sums[i][j] = isa.mul_add(w[i], x, sums[i][j]);
+                    w[i] = isa.load(&weights[i][step].0[k]);
+                }
+                for j in 0..T {
+                    let x = isa.load(&inputs[j][step].0[k]);
+                    for i in 0..R {
+                        sums[i][j] = isa.mul_add(w[i], x, sums[i][j]);
+                    }
                 }
             }
         }

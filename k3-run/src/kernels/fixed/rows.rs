@@ -1,46 +1,44 @@
-//! Rows of a matrix in each stored format, as integer codes a step at a time.
+//! Rows of a matrix in each stored format, as integer codes a step at a time, and what one
+//! step adds to an output.
 
 use half::f16;
 
 use super::STEP;
-use crate::kernels::activations::Order;
-use crate::kernels::exact::{AHEAD, steps, tail};
+use crate::kernels::activations::{Bytes, Pairs, Step};
+use crate::kernels::float::{AHEAD, steps, tail};
 use crate::kernels::isa::{E2M1_OFFSET, Isa};
-use crate::kernels::scratch::Ahead;
+use crate::kernels::scratch::{Ahead, Unpacked};
 
 /// Codes of one step of one row, and the weight scale of each lane.
 #[derive(Clone, Copy)]
-pub(super) struct Codes<S: Isa> {
-    pub(super) first: S::B,
-    pub(super) second: S::B,
-    pub(super) scale: S::F,
+pub(in crate::kernels) struct Codes<S: Isa> {
+    codes: [S::B; 2],
+    scale: S::F,
 }
 
 impl<S: Isa> Codes<S> {
     #[inline(always)]
-    pub(super) fn load(isa: S, codes: &[[i8; 64]; 2], scale: &[f32; 16]) -> Self {
-        let (first, second) = (isa.bytes(&codes[0]), isa.bytes(&codes[1]));
-        Self { first, second, scale: isa.load(scale) }
+    pub(super) fn load(isa: S, from: &Unpacked) -> Self {
+        let codes = [isa.bytes(&from.codes[0]), isa.bytes(&from.codes[1])];
+        Self { codes, scale: isa.load(&from.scales) }
+    }
+
+    #[inline(always)]
+    pub(super) fn store(self, isa: S, to: &mut Unpacked) {
+        isa.store_bytes(self.codes[0], &mut to.codes[0]);
+        isa.store_bytes(self.codes[1], &mut to.codes[1]);
+        isa.store(self.scale, &mut to.scales);
     }
 }
 
-/// One step of one token's inputs.
-#[derive(Clone, Copy)]
-pub(super) struct Inputs<S: Isa> {
-    pub(super) first: S::B,
-    pub(super) second: S::B,
-    pub(super) scales: [S::F; 2],
-    /// What the integer sums begin with.
-    pub(super) start: [S::I; 2],
-}
-
-/// Rows of weights that give their codes [`STEP`] columns at a time.
-pub(super) trait Rows: Copy {
-    const ORDER: Order;
+/// Rows of weights that give their codes [`STEP`] columns at a time, for inputs of `D`
+/// digits.
+pub(in crate::kernels) trait Rows<const D: usize>: Copy {
+    /// One step of one token's inputs, and the same in registers.
+    type Inputs: Step;
+    type Loaded<S: Isa>: Copy;
     /// Steps between reading weights and asking for later ones.
     const AHEAD: usize;
-    /// Vectors of activation scales in a step.
-    const SCALES: usize;
     /// Some whole steps of one row.
     type Steps: Copy;
 
@@ -52,9 +50,9 @@ pub(super) trait Rows: Copy {
     fn prefetch<S: Isa>(isa: S, steps: &Self::Steps, i: usize);
     /// The columns after the last whole step, with zeros after them.
     fn decode_tail<S: Isa>(&self, isa: S, row: usize) -> Codes<S>;
-    fn start<S: Isa>(isa: S, first: S::B, second: S::B) -> [S::I; 2];
+    fn load<S: Isa>(isa: S, inputs: &Self::Inputs) -> Self::Loaded<S>;
     /// Adds one step to an output's lanes.
-    fn add<S: Isa>(isa: S, codes: &Codes<S>, x: &Inputs<S>, sum: S::F) -> S::F;
+    fn add<S: Isa>(isa: S, codes: &Codes<S>, x: &Self::Loaded<S>, sum: S::F) -> S::F;
     /// What the sum of a row is multiplied by.
     fn factor(&self, row: usize) -> f32;
     /// The first row's bytes from step `step` on, which may lie in a later row.
@@ -62,16 +60,25 @@ pub(super) trait Rows: Copy {
 }
 
 #[derive(Clone, Copy)]
-pub(super) struct Int8<'a> {
-    pub(super) codes: &'a [i8],
-    pub(super) scales: &'a [f32],
-    pub(super) cols: usize,
+pub(in crate::kernels) struct Int8<'a> {
+    pub(in crate::kernels) codes: &'a [i8],
+    pub(in crate::kernels) scales: &'a [f32],
+    pub(in crate::kernels) cols: usize,
 }
 
-impl<'a> Rows for Int8<'a> {
-    const ORDER: Order = Order::Natural;
+/// One step of int8 inputs in registers.
+#[derive(Clone, Copy)]
+pub(in crate::kernels) struct LoadedBytes<S: Isa> {
+    codes: [S::B; 2],
+    scales: [S::F; 2],
+    /// Where the integer sums begin.
+    start: [S::I; 2],
+}
+
+impl<'a> Rows<1> for Int8<'a> {
+    type Inputs = Bytes;
+    type Loaded<S: Isa> = LoadedBytes<S>;
     const AHEAD: usize = AHEAD / 128;
-    const SCALES: usize = 2;
     type Steps = &'a [[i8; STEP]];
 
     #[inline(always)]
@@ -91,7 +98,7 @@ impl<'a> Rows for Int8<'a> {
         let scale = isa.splat(0.0);
         let first = isa.int8_codes(isa.bytes(&halves[0]));
         let second = isa.int8_codes(isa.bytes(&halves[1]));
-        Codes { first, second, scale }
+        Codes { codes: [first, second], scale }
     }
 
     #[inline(always)]
@@ -108,14 +115,17 @@ impl<'a> Rows for Int8<'a> {
     }
 
     #[inline(always)]
-    fn start<S: Isa>(isa: S, first: S::B, second: S::B) -> [S::I; 2] {
-        [isa.dot_int8_start(first), isa.dot_int8_start(second)]
+    fn load<S: Isa>(isa: S, inputs: &Bytes) -> LoadedBytes<S> {
+        let codes = [isa.bytes(&inputs.codes[0]), isa.bytes(&inputs.codes[1])];
+        let scales = [isa.load(&inputs.scales[0]), isa.load(&inputs.scales[1])];
+        let start = [isa.dot_int8_start(codes[0]), isa.dot_int8_start(codes[1])];
+        LoadedBytes { codes, scales, start }
     }
 
     #[inline(always)]
-    fn add<S: Isa>(isa: S, codes: &Codes<S>, x: &Inputs<S>, sum: S::F) -> S::F {
-        let first = isa.dot_int8(x.start[0], codes.first, x.first);
-        let second = isa.dot_int8(x.start[1], codes.second, x.second);
+    fn add<S: Isa>(isa: S, codes: &Codes<S>, x: &LoadedBytes<S>, sum: S::F) -> S::F {
+        let first = isa.dot_int8(x.start[0], codes.codes[0], x.codes[0]);
+        let second = isa.dot_int8(x.start[1], codes.codes[1], x.codes[1]);
         let sum = isa.mul_add(isa.to_f32(first), x.scales[0], sum);
         isa.mul_add(isa.to_f32(second), x.scales[1], sum)
     }
@@ -133,17 +143,17 @@ impl<'a> Rows for Int8<'a> {
 
 /// Nibbles with `N` scales of type `T` in a step.
 #[derive(Clone, Copy)]
-pub(super) struct Nibbles<'a, T, const N: usize> {
-    pub(super) packed: &'a [u8],
-    pub(super) scales: &'a [T],
-    pub(super) cols: usize,
+pub(in crate::kernels) struct Nibbles<'a, T, const N: usize> {
+    pub(in crate::kernels) packed: &'a [u8],
+    pub(in crate::kernels) scales: &'a [T],
+    pub(in crate::kernels) cols: usize,
 }
 
 /// Scales of a nibble format, `N` in a step, and what its nibbles stand for.
-pub(super) trait StepScales<const N: usize>: Copy {
+pub(in crate::kernels) trait StepScales<const N: usize>: Copy {
     const ZERO: Self;
-    /// What every code is too large by.
-    const OFFSET: u8;
+    /// A quarter of what every code is too large by.
+    const FOURS: usize;
     fn codes<S: Isa>(isa: S, nibbles: S::B) -> S::B;
     /// The scale of each lane.
     fn lanes<S: Isa>(isa: S, scales: &[Self; N]) -> S::F;
@@ -152,7 +162,7 @@ pub(super) trait StepScales<const N: usize>: Copy {
 /// int4-g64.
 impl StepScales<2> for f32 {
     const ZERO: Self = 0.0;
-    const OFFSET: u8 = 8;
+    const FOURS: usize = 2;
 
     #[inline(always)]
     fn codes<S: Isa>(_isa: S, nibbles: S::B) -> S::B {
@@ -168,7 +178,7 @@ impl StepScales<2> for f32 {
 /// int4-g32.
 impl StepScales<4> for f16 {
     const ZERO: Self = Self::ZERO;
-    const OFFSET: u8 = 8;
+    const FOURS: usize = 2;
 
     #[inline(always)]
     fn codes<S: Isa>(_isa: S, nibbles: S::B) -> S::B {
@@ -184,7 +194,7 @@ impl StepScales<4> for f16 {
 /// MXFP4, whose scales are E8M0 bytes.
 impl StepScales<4> for u8 {
     const ZERO: Self = 0;
-    const OFFSET: Self = E2M1_OFFSET;
+    const FOURS: usize = E2M1_OFFSET as usize / 4;
 
     #[inline(always)]
     fn codes<S: Isa>(isa: S, nibbles: S::B) -> S::B {
@@ -214,13 +224,25 @@ fn unpack<S: Isa, T: StepScales<N>, const N: usize>(
 ) -> Codes<S> {
     let (first, second) = isa.nibbles(packed);
     let scale = T::lanes(isa, scales);
-    Codes { first: T::codes(isa, first), second: T::codes(isa, second), scale }
+    Codes { codes: [T::codes(isa, first), T::codes(isa, second)], scale }
 }
 
-impl<'a, T: StepScales<N>, const N: usize> Rows for Nibbles<'a, T, N> {
-    const ORDER: Order = Order::Paired;
+/// One step of inputs of `D` digits in registers.
+#[derive(Clone, Copy)]
+pub(in crate::kernels) struct LoadedPairs<S: Isa, const D: usize> {
+    digits: [[S::B; 2]; D],
+    scale: S::F,
+    /// Where the integer sum begins.
+    start: S::I,
+}
+
+impl<'a, T: StepScales<N>, const N: usize, const D: usize> Rows<D> for Nibbles<'a, T, N>
+where
+    Pairs<D>: Step,
+{
+    type Inputs = Pairs<D>;
+    type Loaded<S: Isa> = LoadedPairs<S, D>;
     const AHEAD: usize = AHEAD / 64;
-    const SCALES: usize = 1;
     type Steps = (&'a [[u8; STEP / 2]], &'a [[T; N]]);
 
     #[inline(always)]
@@ -242,6 +264,7 @@ impl<'a, T: StepScales<N>, const N: usize> Rows for Nibbles<'a, T, N> {
     #[inline(always)]
     fn prefetch<S: Isa>(isa: S, steps: &Self::Steps, i: usize) {
         isa.prefetch(steps.0.as_ptr().wrapping_add(i).cast());
+        isa.prefetch(steps.1.as_ptr().wrapping_add(i).cast());
     }
 
     #[inline(always)]
@@ -251,17 +274,29 @@ impl<'a, T: StepScales<N>, const N: usize> Rows for Nibbles<'a, T, N> {
     }
 
     #[inline(always)]
-    fn start<S: Isa>(isa: S, first: S::B, second: S::B) -> [S::I; 2] {
-        let by = isa.splat_u8(T::OFFSET);
-        let sum = isa.dot_small(isa.dot_small(isa.zero(), by, first), by, second);
-        [isa.sub_i(isa.zero(), sum), isa.zero()]
+    fn load<S: Isa>(isa: S, inputs: &Pairs<D>) -> LoadedPairs<S, D> {
+        let mut digits = [[isa.bytes(&inputs.digits[0][0]); 2]; D];
+        for d in 0..D {
+            digits[d] = [isa.bytes(&inputs.digits[d][0]), isa.bytes(&inputs.digits[d][1])];
+        }
+        let offset = isa.load_int(&inputs.offset);
+        let mut start = offset;
+        for _ in 1..T::FOURS {
+            start = isa.add_int(start, offset);
+        }
+        LoadedPairs { digits, scale: isa.load(&inputs.scales), start }
     }
 
     #[inline(always)]
-    fn add<S: Isa>(isa: S, codes: &Codes<S>, x: &Inputs<S>, sum: S::F) -> S::F {
-        let dot = isa.dot_small(x.start[0], codes.first, x.first);
-        let dot = isa.dot_small(dot, codes.second, x.second);
-        isa.mul_add(isa.to_f32(dot), isa.mul(codes.scale, x.scales[0]), sum)
+    fn add<S: Isa>(isa: S, codes: &Codes<S>, x: &LoadedPairs<S, D>, sum: S::F) -> S::F {
+        // From the highest digit down; eight products of 5 and 24 bits stay below 2^31.
+        let mut dot = isa.zero();
+        for d in (0..D).rev() {
+            let start = if d == 0 { x.start } else { isa.zero() };
+            let digit = isa.dot_pair(start, codes.codes, x.digits[d]);
+            dot = if d + 1 == D { digit } else { isa.add_int(isa.times_256(dot), digit) };
+        }
+        isa.mul_add(isa.mul(isa.to_f32(dot), x.scale), codes.scale, sum)
     }
 
     #[inline(always)]

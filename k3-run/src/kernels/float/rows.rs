@@ -3,32 +3,13 @@
 use half::{bf16, f16};
 
 use super::{AHEAD, STEP};
-use crate::kernels::activations::Order;
 use crate::kernels::isa::Isa;
 use crate::kernels::scratch::Ahead;
-use crate::kernels::{Matrix, Weights};
-
-/// Work on the rows of a matrix, to be compiled once for each format.
-pub(in crate::kernels) trait WithRows {
-    fn run<S: Isa, W: Rows>(self, isa: S, w: W);
-}
-
-/// Runs `work` on the rows of `matrix`.
-#[inline(always)]
-pub(in crate::kernels) fn with_rows<S: Isa>(isa: S, matrix: &Matrix, work: impl WithRows) {
-    let cols = matrix.cols();
-    match matrix.weights() {
-        Weights::Bf16(weights) => work.run(isa, Bf16 { weights, cols }),
-        Weights::Int8 { codes, scales } => work.run(isa, Int8 { codes, scales, cols }),
-        Weights::Int4 { packed, scales } => work.run(isa, Nibbles { packed, scales, cols }),
-        Weights::Int4F16 { packed, scales } => work.run(isa, Nibbles { packed, scales, cols }),
-        Weights::Mxfp4 { packed, scales } => work.run(isa, Nibbles { packed, scales, cols }),
-    }
-}
 
 /// Rows of weights that decode [`STEP`] columns at a time.
 pub(in crate::kernels) trait Rows: Copy {
-    const ORDER: Order;
+    /// Whether of each 32 columns the even ones come first.
+    const PAIRED: bool;
     /// Steps between reading weights and asking for later ones.
     const AHEAD: usize;
     /// Some whole steps of one row.
@@ -49,13 +30,13 @@ pub(in crate::kernels) trait Rows: Copy {
 }
 
 #[derive(Clone, Copy)]
-struct Bf16<'a> {
-    weights: &'a [bf16],
-    cols: usize,
+pub(in crate::kernels) struct Bf16<'a> {
+    pub(in crate::kernels) weights: &'a [bf16],
+    pub(in crate::kernels) cols: usize,
 }
 
 impl<'a> Rows for Bf16<'a> {
-    const ORDER: Order = Order::Natural;
+    const PAIRED: bool = false;
     const AHEAD: usize = AHEAD / 128;
     type Steps = &'a [[bf16; STEP]];
 
@@ -98,14 +79,14 @@ impl<'a> Rows for Bf16<'a> {
 }
 
 #[derive(Clone, Copy)]
-struct Int8<'a> {
-    codes: &'a [i8],
-    scales: &'a [f32],
-    cols: usize,
+pub(in crate::kernels) struct Int8<'a> {
+    pub(in crate::kernels) codes: &'a [i8],
+    pub(in crate::kernels) scales: &'a [f32],
+    pub(in crate::kernels) cols: usize,
 }
 
 impl<'a> Rows for Int8<'a> {
-    const ORDER: Order = Order::Natural;
+    const PAIRED: bool = false;
     const AHEAD: usize = AHEAD / 64;
     type Steps = &'a [[i8; STEP]];
 
@@ -147,14 +128,14 @@ impl<'a> Rows for Int8<'a> {
 
 /// Nibbles with `N` scales of type `T` in a step.
 #[derive(Clone, Copy)]
-struct Nibbles<'a, T, const N: usize> {
-    packed: &'a [u8],
-    scales: &'a [T],
-    cols: usize,
+pub(in crate::kernels) struct Nibbles<'a, T, const N: usize> {
+    pub(in crate::kernels) packed: &'a [u8],
+    pub(in crate::kernels) scales: &'a [T],
+    pub(in crate::kernels) cols: usize,
 }
 
 /// Scales of a nibble format, `N` in a step.
-trait StepScales<const N: usize>: Copy {
+pub(in crate::kernels) trait StepScales<const N: usize>: Copy {
     const ZERO: Self;
     fn decode<S: Isa>(isa: S, packed: &[u8; STEP / 2], scales: &[Self; N]) -> [S::F; 4];
 }
@@ -199,7 +180,7 @@ impl<'a, T: StepScales<N>, const N: usize> Nibbles<'a, T, N> {
 }
 
 impl<'a, T: StepScales<N>, const N: usize> Rows for Nibbles<'a, T, N> {
-    const ORDER: Order = Order::Paired;
+    const PAIRED: bool = true;
     const AHEAD: usize = AHEAD / 32;
     type Steps = (&'a [[u8; STEP / 2]], &'a [[T; N]]);
 
