@@ -30,6 +30,7 @@ fn container(seed: u64) -> (TinyK3, Container) {
 fn plain(container: &Container) -> ExpertOptions {
     ExpertOptions {
         dirs: vec![PathBuf::from(&container.manifest.snapshot)],
+        allow_missing: false,
         cache_bytes: 0,
         direct_io: DirectIo::Auto,
         readers: 1,
@@ -41,7 +42,8 @@ fn plain(container: &Container) -> ExpertOptions {
 }
 
 fn with_store<'a>(container: &'a Container, options: &ExpertOptions) -> Engine<'a> {
-    let mut engine = engine(container, &[]);
+    // Its own store, which goes, may find no shards.
+    let mut engine = engine(container, &["--allow-missing"]);
     let mut store = ExpertStore::open(container, options, &mut Vec::new()).unwrap();
     engine.swap_experts(&mut store);
     engine
@@ -357,4 +359,126 @@ fn top_p_drops_experts_and_says_so() {
     let (other, fewer) = run(&["--top-p-experts", "0.5"]);
     assert!(all == same && all != other);
     assert!(fewer.hits + fewer.misses < every.hits + every.misses);
+}
+
+fn pack(snapshot: &TinyK3, to: &str) -> PathBuf {
+    let opened = k3_formats::snapshot::Snapshot::open(&snapshot.snapshot()).unwrap();
+    let plan = k3_prep::plan::ConversionPlan::new(&opened, &Recipe::default()).unwrap();
+    let pool = k3_prep::threads::pool(Some(2)).unwrap();
+    let (dir, talk, on_bank) = (snapshot.path(to), k3_prep::Talk::Quiet, &|_: &_| Ok(()));
+    let (plan, allow_nonfinite) = (&plan, false);
+    k3_prep::pack::Packing { plan, dir: &dir, allow_nonfinite, pool: &pool, talk, on_bank }
+        .run()
+        .unwrap();
+    dir
+}
+
+#[test]
+fn a_pack_gives_the_same_bits_as_the_shards() {
+    let (snapshot, container) = container(39);
+    let want = logits(&mut with_store(&container, &plain(&container))).unwrap();
+    let dir = pack(&snapshot, "pack");
+    fs_err::rename(snapshot.snapshot(), snapshot.path("gone")).unwrap();
+    // Banks may be spread over drives as shards may.
+    let other = snapshot.path("other drive");
+    fs_err::create_dir(&other).unwrap();
+    let bank = "experts-layer-003.bank";
+    fs_err::rename(dir.join(bank), other.join(bank)).unwrap();
+    let dirs = vec![dir.clone(), other.clone()];
+    for (direct_io, look_ahead) in
+        [(DirectIo::Auto, LookAhead::Width(3)), (DirectIo::Off, LookAhead::Width(0))]
+    {
+        // The copy recorded checksums, the conversion did not.
+        let verify = direct_io == DirectIo::Auto;
+        let dirs = dirs.clone();
+        let options =
+            ExpertOptions { dirs, direct_io, look_ahead, verify, readers: 2, ..plain(&container) };
+        let mut engine = with_store(&container, &options);
+        assert_eq!(engine.experts().files(), (6, "banks"));
+        assert!(logits(&mut engine).unwrap() == want, "{options:?}");
+        check_books(&engine.experts().stats(), engine.experts().expert_bytes());
+    }
+    let open = |container: &Container, dirs: &[PathBuf]| {
+        let options = ExpertOptions { dirs: dirs.to_vec(), verify: true, ..plain(container) };
+        ExpertStore::open(container, &options, &mut Vec::new())
+    };
+    let error = open(&container, &dirs[..1]).err().unwrap().to_string();
+    assert!(error.contains("1 of 6 banks are not what they were"), "{error}");
+    assert!(error.contains("experts-layer-003.bank: missing, expected "), "{error}");
+
+    // A flipped bit is named; so is a pack that is not whole, or not of these experts.
+    let mut bytes = fs_err::read(other.join(bank)).unwrap();
+    let stride = bytes.len() / 12;
+    bytes.iter_mut().step_by(stride).for_each(|first| *first ^= 4);
+    fs_err::write(other.join(bank), bytes).unwrap();
+    let options = ExpertOptions { dirs: dirs.clone(), verify: true, ..plain(&container) };
+    let error = logits(&mut with_store(&container, &options)).unwrap_err();
+    let error = format!("{error:#}");
+    assert!(error.starts_with("cannot read layer 3 expert "), "{error}");
+    assert!(error.contains(bank) && error.contains("CRC-32"), "{error}");
+
+    let list = dir.join("pack.jsonl");
+    let text = fs_err::read_to_string(&list).unwrap();
+    fs_err::write(&list, text.lines().take(4).map(|l| l.to_owned() + "\n").collect::<String>())
+        .unwrap();
+    let error = open(&container, &dirs).err().unwrap().to_string();
+    assert!(error.contains("expected 6 banks, found 3"), "{error}");
+    let stranger = TinyK3::with_dims(r#"{"vocab": 1280}"#, 39);
+    let out = stranger.path("container");
+    convert(&stranger.snapshot(), &out, &Recipe::default());
+    let stranger = Container::open(&out).unwrap();
+    let error = open(&stranger, &dirs).err().unwrap().to_string();
+    assert!(error.contains("not a pack of this container's experts: copied from"), "{error}");
+}
+
+#[test]
+fn missing_and_short_shards_are_refused_or_fail_at_their_first_expert() {
+    let (snapshot, container) = container(40);
+    let want = logits(&mut with_store(&container, &plain(&container))).unwrap();
+    let shard = |n: usize| format!("model-{n:05}-of-000010.safetensors");
+    // The first drive has a download that broke off, the second the whole file.
+    let (first, second) = (snapshot.snapshot(), snapshot.path("second"));
+    fs_err::create_dir(&second).unwrap();
+    let size = fs_err::metadata(first.join(shard(5))).unwrap().len();
+    for n in [4, 5] {
+        fs_err::rename(first.join(shard(n)), second.join(shard(n))).unwrap();
+    }
+    fs_err::write(first.join(shard(5)), [0; 1000]).unwrap();
+    let dirs = vec![first.clone(), second.clone()];
+    let options = ExpertOptions { dirs, allow_missing: true, ..plain(&container) };
+    let mut notes = Vec::new();
+    let mut store = ExpertStore::open(&container, &options, &mut notes).unwrap();
+    assert_eq!(notes, Vec::<String>::new());
+    let mut engine = engine(&container, &["--allow-missing"]);
+    engine.swap_experts(&mut store);
+    assert!(logits(&mut engine).unwrap() == want, "the whole one is taken");
+
+    // Without the second one.
+    let options = ExpertOptions { dirs: vec![first.clone()], ..options };
+    let strict = ExpertOptions { allow_missing: false, ..options.clone() };
+    let error = ExpertStore::open(&container, &strict, &mut Vec::new()).err().unwrap();
+    let error = error.downcast::<k3_formats::Error>().unwrap();
+    let text = error.to_string();
+    assert!(text.contains("2 of 10 shards are not what they were"), "{text}");
+    assert!(text.contains(&format!("{}: missing, expected ", shard(4))), "{text}");
+    let short = format!("{}: expected {size} bytes, found 1000 in {}", shard(5), first.display());
+    assert!(text.contains(&short), "{text}");
+    assert!(error.hint_text().unwrap().contains("--allow-missing"));
+    for look_ahead in [LookAhead::Width(0), LookAhead::Width(3)] {
+        let options = ExpertOptions { look_ahead, readers: 2, ..options.clone() };
+        let mut notes = Vec::new();
+        let mut store = ExpertStore::open(&container, &options, &mut notes).unwrap();
+        assert!(notes[0].contains("2 of 10 shards are not what they were"), "{notes:?}");
+        engine.swap_experts(&mut store);
+        for _ in 0..2 {
+            let error = logits(&mut engine).unwrap_err();
+            let text = format!("{error:#}");
+            assert!(text.starts_with("cannot read layer 3 expert "), "{text}");
+            assert!(text.contains(&format!("of {}: missing, expected ", shard(4))), "{text}");
+            let error = error.downcast::<k3_formats::Error>().unwrap();
+            assert!(error.hint_text().unwrap().contains("download the file again"));
+        }
+        engine.swap_experts(&mut store);
+        assert!(logits(&mut engine).unwrap() == want, "another store serves the same engine");
+    }
 }

@@ -591,6 +591,70 @@ fn faults_are_told_in_openais_shape() {
 }
 
 #[test]
+fn a_missing_shard_fails_the_requests_that_need_it_and_no_more() {
+    let demo = Demo::new();
+    let body = text_body("It is a truth", 3, 4);
+    let path = "/v1/completions";
+    let want = {
+        let server = demo.serve(|_| {});
+        let want = server.post(path, &body).ok()["choices"][0]["text"].clone();
+        server.end();
+        want
+    };
+    // A copy of the snapshot without the shard of the last layer's experts.
+    let dir = demo.0.path().join("shards");
+    fs_err::create_dir(&dir).unwrap();
+    let container = Container::open(&demo.container()).unwrap();
+    let layer = container.config.layers() - 1;
+    let part = k3_formats::tensor_name::ExpertPart::GatePacked;
+    let (shard, _) = container.experts.entry(layer, 0).part(part);
+    let name = container.manifest.shards[shard].name.clone();
+    let from = crate::support::demo_snapshot();
+    for shard in container.manifest.shards.iter().filter(|s| s.name != name) {
+        fs_err::copy(from.join(&shard.name), dir.join(&shard.name)).unwrap();
+    }
+    let engine = |allow: &[&str]| {
+        let mut options = vec!["--chunk", "8", "--expert-cache", "64M", "--snapshot"];
+        options.push(dir.to_str().unwrap());
+        options.extend(allow);
+        engine_args(&demo.container(), &options)
+    };
+    // A status can only be told before the first comment.
+    let comment_every = Duration::from_secs(60);
+    let serve = |allow: &[&str]| {
+        Server::start(ServeOptions { comment_every, ..ServeOptions::new(engine(allow), CONTEXT) })
+    };
+    let server = serve(&["--allow-missing"]).unwrap();
+    let address = server.address();
+    wait_for("ready", || get(address, "/health").status == 200);
+    let server = Running { server: Some(server), address };
+    for round in 0..3 {
+        let answer = server.post(path, &body);
+        assert_eq!(answer.status, 500, "{round}: {}", answer.text());
+        let error = &answer.json()["error"];
+        assert_eq!(
+            (&error["type"], &error["code"]),
+            (&json!("server_error"), &json!("model_incomplete"))
+        );
+        assert!(!answer.text().contains(dir.to_str().unwrap()), "no path leaves the server");
+        let mut events = server.open(path, &streamed(&body));
+        let text = events.until("data: {\"error\"");
+        assert!(text.contains("model_incomplete"), "{text}");
+        assert_eq!(get(address, "/health").status, 200);
+        assert_eq!(server.busy(), 0);
+    }
+    server.end();
+    // It was only the shard.
+    fs_err::copy(from.join(&name), dir.join(&name)).unwrap();
+    let server = serve(&[]).unwrap();
+    let address = server.address();
+    wait_for("ready", || get(address, "/health").status == 200);
+    let server = Running { server: Some(server), address };
+    assert_eq!(server.post(path, &body).ok()["choices"][0]["text"], want);
+    server.end();
+}
+
+#[test]
 fn only_those_who_may_are_served() {
     let demo = Demo::new();
     let mut open = demo.options();

@@ -64,6 +64,21 @@ pub struct ExpertEntry {
 impl ExpertEntry {
     const EMPTY: Self = Self { offsets: [0; 6], shards: [UNSET; 6], flags: 0 };
 
+    /// The entry of an expert whose parts are one run in a file numbered `shard`.
+    ///
+    /// # Panics
+    /// `shard` is not below [`MAX_SHARDS`].
+    pub fn in_run(config: &ModelConfig, shard: usize, offset: u64) -> Self {
+        assert!(shard < MAX_SHARDS, "too many shards");
+        let mut entry = Self { shards: [shard as u16; 6], flags: CONTIGUOUS, ..Self::EMPTY };
+        let mut at = offset;
+        for part in ExpertPart::ALL {
+            entry.offsets[part as usize] = at;
+            at += part.bytes(config);
+        }
+        entry
+    }
+
     /// Shard number and absolute file offset of one part.
     pub fn part(&self, part: ExpertPart) -> (usize, u64) {
         (usize::from(self.shards[part as usize]), self.offsets[part as usize])
@@ -315,6 +330,7 @@ mod tests {
         let sizes = vec![1 << 20; 4];
         let read = ExpertTable::new(table.encode(4), &config, &sizes).unwrap();
         assert_eq!(read.entry(3, 1).run(), Some((3, 100 + expert_bytes(&config))));
+        assert_eq!(*read.entry(3, 1), ExpertEntry::in_run(&config, 3, 100 + expert_bytes(&config)));
         assert_eq!(read.entry(2, 5).run(), None);
         assert_eq!(read.entry(2, 5).part(ExpertPart::UpScale), (0, 7));
     }

@@ -15,6 +15,7 @@ pub mod expert_table;
 pub mod json;
 pub mod mapping;
 pub mod mxfp4;
+pub mod pack;
 pub mod quant;
 pub mod recipe;
 pub mod safetensors_header;

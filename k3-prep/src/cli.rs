@@ -61,6 +61,12 @@ pub struct ConvertArgs {
     /// `k3-run --verify-experts` and `verify --experts` compare
     #[arg(long)]
     pub hash_experts: bool,
+    /// Also copy the experts, as they are, into one page-aligned bank file a layer in DIR, for a
+    /// faster drive, or to delete the snapshot afterwards; `k3-run --snapshot DIR` reads them
+    /// there. Needs 1.45 TB for the release. A copy that was interrupted goes on where it
+    /// stopped; with --hash-experts, experts are still read only once
+    #[arg(long, num_args = 2, value_names = ["pack", "DIR"], conflicts_with = "shards")]
+    pub experts: Vec<PathBuf>,
     /// Take NaN and infinite weights as 0 instead of refusing them; each tensor is named
     #[arg(long)]
     pub allow_nonfinite: bool,
@@ -91,14 +97,15 @@ pub struct ConvertArgs {
 pub struct VerifyArgs {
     /// Container to check
     pub container: PathBuf,
-    /// The snapshot, if it is not where the manifest says; several for shards on several drives
+    /// The snapshot, if it is not where the manifest says; several for shards on several drives.
+    /// A folder with banks of `convert --experts pack` is checked in place of the shards
     #[arg(long, value_name = "DIR")]
     pub snapshot: Vec<PathBuf>,
     /// Also hash the whole shards and compare with the digests their publisher gave
     #[arg(long)]
     pub source: bool,
     /// Also read all experts, look at their scales, and compare with the checksums that
-    /// `convert --hash-experts` recorded
+    /// `convert --hash-experts` recorded; of banks, compare all bytes with their digests
     #[arg(long)]
     pub experts: bool,
     /// Also quantize sampled rows of every matrix again and compare

@@ -219,7 +219,7 @@ pub(crate) fn enough_space(folder: &OutputFolder, needed: u64) -> Result<()> {
 }
 
 /// The shards must be at the end what they were when their headers were read.
-fn check_unchanged(plan: &ConversionPlan) -> Result<()> {
+pub(crate) fn check_unchanged(plan: &ConversionPlan) -> Result<()> {
     for (shard, path) in plan.shards.iter().zip(&plan.shard_paths) {
         let now = ShardFile::of(path).map_err(|e| Error::io(path, "look at", e))?;
         if (now.size, now.modified_ns) != (shard.size, shard.modified_ns) {

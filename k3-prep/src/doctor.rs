@@ -138,7 +138,7 @@ fn container(path: &Path, snapshots: &[PathBuf], pool: &ThreadPool) -> Result<Pa
     let checked: Vec<_> = pool.install(|| manifest.shards.par_iter().map(check).collect());
     for (record, outcome) in manifest.shards.iter().zip(checked) {
         match outcome {
-            Ok(_) => there.extend(shards::find(&record.name, snapshots)),
+            Ok(_) => there.extend(shards::find(&record.name, record.size, snapshots)),
             Err(error) => problems.add(|| error.to_string()),
         }
     }

@@ -66,8 +66,16 @@ impl<B: AsRef<[u8]> + Sync> Experts<'_, B> {
     }
 
     fn sum(&self, i: usize, progress: &Progress) -> Result<Sum> {
+        let bytes = usize::try_from(expert_bytes(self.config)).expect("bounded by the config");
+        let sum = self.read(i, &mut vec![0; bytes])?;
+        progress.add(bytes as u64);
+        Ok(sum)
+    }
+
+    /// Reads the six parts of expert `i`, one behind the other, into `data`, which is as long.
+    pub(crate) fn read(&self, i: usize, data: &mut [u8]) -> Result<Sum> {
         let (layer, expert) = self.place(i);
-        let (mut hasher, mut nan) = (crc32fast::Hasher::new(), None);
+        let (mut hasher, mut nan, mut rest) = (crc32fast::Hasher::new(), None, data);
         for part in ExpertPart::ALL {
             let name = || expert_tensor_name(layer, expert, part);
             let (shard, offset) = self.table.entry(layer, expert).part(part);
@@ -76,15 +84,15 @@ impl<B: AsRef<[u8]> + Sync> Experts<'_, B> {
                 Err(error) => return Err(Error::missing(error.to_string()).item(name())),
             };
             let bytes = usize::try_from(part.bytes(self.config)).expect("bounded by the config");
-            let mut data = vec![0; bytes];
-            reader.read(&mut data, offset).map_err(|e| e.item(name()))?;
+            let (data, behind) = rest.split_at_mut(bytes);
+            reader.read(data, offset).map_err(|e| e.item(name()))?;
             if is_scale(part)
-                && let Some(error) = not_a_number(self.config, part, &data)
+                && let Some(error) = not_a_number(self.config, part, data)
             {
                 nan.get_or_insert(error.item(name()).in_file(reader.path()));
             }
-            hasher.update(&data);
-            progress.add(bytes as u64);
+            hasher.update(data);
+            rest = behind;
         }
         Ok(Sum { crc32: hasher.finalize(), nan })
     }
@@ -135,10 +143,15 @@ impl ConversionPlan {
             Some(manifest) => self.sums_of(&manifest, &folder, &experts)?,
             None => self.read_sums(&folder, &experts, how, &mut oddities)?,
         };
-        if let Some(file) = self.small.iter_mut().find(|file| file.name == EXPERT_TABLE_FILE) {
-            file.bytes = with_checksums(std::mem::take(&mut file.bytes), &sums);
-        }
+        self.set_checksums(&sums);
         Ok(oddities.into_lines())
+    }
+
+    /// Puts a checksum of each expert, in the order of the table, into it.
+    pub(crate) fn set_checksums(&mut self, sums: &[u32]) {
+        if let Some(file) = self.small.iter_mut().find(|file| file.name == EXPERT_TABLE_FILE) {
+            file.bytes = with_checksums(std::mem::take(&mut file.bytes), sums);
+        }
     }
 
     /// The checksums in the table of a container that is there already.

@@ -101,9 +101,7 @@ impl OutputFolder {
 
     /// Bytes that the file system has free for the work; `None` where it does not tell.
     pub(crate) fn free_bytes(&self) -> Option<u64> {
-        let there = self.work.ancestors().find(|p| p.exists())?;
-        let stat = rustix::fs::statvfs(there).ok()?;
-        stat.f_bavail.checked_mul(stat.f_frsize)
+        free_bytes(&self.work)
     }
 
     /// Removes what earlier work left, but for the journal, checksums of experts (which only
@@ -173,6 +171,24 @@ impl OutputFolder {
         self.clear(|_| false)?;
         fs_err::remove_dir(&self.work).map_err(|e| Error::io(&self.work, "remove", e))
     }
+}
+
+/// Bytes that the file system of `path`, which need not exist yet, has free; `None` where it
+/// does not tell.
+pub(crate) fn free_bytes(path: &Path) -> Option<u64> {
+    let there = path.ancestors().find(|p| p.exists())?;
+    let stat = rustix::fs::statvfs(there).ok()?;
+    stat.f_bavail.checked_mul(stat.f_frsize)
+}
+
+/// Refuses a folder that is the snapshot or lies in it.
+pub(crate) fn keep_out_of(dir: &Path, snapshot: &Path) -> Result<()> {
+    if !resolve(dir)?.starts_with(snapshot) {
+        return Ok(());
+    }
+    Err(Error::unsupported("the folder lies inside the snapshot")
+        .in_file(dir)
+        .hint("give a folder outside the snapshot; nothing in a snapshot is ever changed"))
 }
 
 #[cfg(target_os = "linux")]

@@ -151,7 +151,12 @@ pub(crate) fn busy(dir: &Path) -> Error {
         .hint("wait for it to end, or give another output")
 }
 
-fn open(dir: &Path, name: &str, lock: FlockOperation) -> Result<(fs_err::File, PathBuf)> {
+/// Opens the file `name` in `dir`, made if there is none, and locks it.
+pub(crate) fn open(
+    dir: &Path,
+    name: &str,
+    lock: FlockOperation,
+) -> Result<(fs_err::File, PathBuf)> {
     let path = dir.join(name);
     let mut options = fs_err::OpenOptions::new();
     options.read(true).write(true).create(true).truncate(false);

@@ -21,6 +21,7 @@ mod interrupt;
 mod inventory;
 mod journal;
 mod output;
+pub mod pack;
 pub mod part;
 mod pipeline;
 pub mod plan;

@@ -18,6 +18,7 @@ use serde::Serialize;
 use crate::problems::Lines;
 use crate::progress::Talk;
 
+mod banks;
 mod experts;
 mod files;
 mod published;
@@ -72,6 +73,8 @@ pub struct Report {
     pub source: Option<SourceReport>,
     /// Outcome of `--experts`.
     pub experts: Option<ExpertsReport>,
+    /// The banks, where a folder with a pack was given.
+    pub banks: Option<BanksReport>,
     /// Outcome of `--rederive`.
     pub rederived: Option<RederiveReport>,
 }
@@ -96,6 +99,19 @@ pub struct ExpertsReport {
     pub read: usize,
     /// Experts whose checksum is the recorded one.
     pub equal: usize,
+}
+
+/// How the banks of a pack are.
+#[derive(Debug, Default, Serialize)]
+pub struct BanksReport {
+    /// Banks that belong to the container.
+    pub all: usize,
+    /// Banks that are there with the size they should have.
+    pub whole: usize,
+    /// Banks whose bytes are what was copied, with `--experts`.
+    pub equal: usize,
+    /// Bytes hashed for that.
+    pub bytes: u64,
 }
 
 /// How much was quantized again.
@@ -149,12 +165,20 @@ impl Verification<'_> {
         files::check(self, &manifest, &mut found, &mut report)?;
         report.all_shards = manifest.shards.len();
         let snapshots = self.snapshot_dirs(&manifest);
-        shards::check(self, &manifest, &snapshots, &mut found, &mut report);
+        // Banks stand for the shards, which may be gone, unless both were asked for.
+        let pack = banks::folder(&snapshots);
+        let shards_too = snapshots.len() > usize::from(pack.is_some()) || self.source;
+        if shards_too || pack.is_none() {
+            shards::check(self, &manifest, &snapshots, &mut found, &mut report);
+        }
+        if let (Some(dir), Some(container)) = (pack, &container) {
+            report.banks = Some(banks::check(self, container, dir, &snapshots, &mut found));
+        }
         if self.source {
             let config = container.as_ref().map(|c| &c.config);
             report.source = Some(published::check(self, &manifest, &snapshots, config, &mut found));
         }
-        if let (true, Some(container)) = (self.experts, &container) {
+        if let (true, None, Some(container)) = (self.experts, pack, &container) {
             report.experts = Some(experts::check(self, container, &snapshots, &mut found));
         }
         if let Some(sample) = self.rederive {

@@ -20,6 +20,7 @@ mod cache;
 mod duel;
 mod fetch;
 mod look_ahead;
+mod places;
 mod raw;
 mod shards;
 mod source;
@@ -36,7 +37,8 @@ use books::Books;
 use cache::{Cache, Key};
 use duel::Duel;
 use look_ahead::Pace;
-use shards::Shards;
+use places::Places;
+use shards::Search;
 pub(crate) use shards::{DIRECT_ALIGN, fill, open_direct};
 use source::{Source, read_jobs};
 
@@ -51,8 +53,11 @@ pub const IN_FLIGHT: usize = 8;
 /// How experts are kept and read.
 #[derive(Debug, Clone)]
 pub struct ExpertOptions {
-    /// Folders with the shards, searched in this order.
+    /// Folders with the shards, or with the banks of a pack, searched in this order.
     pub dirs: Vec<PathBuf>,
+    /// Whether files that are missing, or have another size, are an error only when an
+    /// expert of them is needed.
+    pub allow_missing: bool,
     /// Memory for experts, in bytes; see [`CacheSize`].
     pub cache_bytes: u64,
     /// Whether to read around the page cache.
@@ -133,7 +138,7 @@ impl ExpertStore {
     /// Finds the shards and starts the readers; what the user should know goes to `notes`.
     ///
     /// # Errors
-    /// Shards are missing or changed, or direct reads were demanded and do not work.
+    /// Shards or banks are missing or changed, or direct reads were demanded and do not work.
     pub fn open(
         container: &Container,
         options: &ExpertOptions,
@@ -141,9 +146,14 @@ impl ExpertStore {
     ) -> anyhow::Result<Self> {
         let config = &container.config;
         let files = Arc::clone(&options.files);
-        let mut touched = Vec::new();
-        let records = &container.manifest.shards;
-        let mut shards = Shards::find(records, &options.dirs, files, &mut touched)?;
+        let places = Places::find(container, &options.dirs, notes)?;
+        let search = Search {
+            what: places.what(),
+            dirs: &options.dirs,
+            allow_missing: options.allow_missing,
+        };
+        let (wanted, mut touched) = (places.files(container), Vec::new());
+        let mut shards = search.find(&wanted, files, &mut touched, notes)?;
         if !touched.is_empty() {
             notes.push(touched_note(&touched, container));
         }
@@ -154,13 +164,19 @@ impl ExpertStore {
         let duel = Duel::new(all, size.experts, layers.len() * config.moe.top_k);
         let cache = Cache::new(all, size.experts, size.slots, duel.half_life());
         let books = Books::new(cache, duel, size.slots, Pace::new(options.look_ahead));
-        let checksums = options.verify.then(|| checksums(container)).transpose()?;
+        let checksums = options.verify.then(|| checksums(container, &places)).transpose()?;
         let read_bytes = options.read_bytes.max(1);
         let shared = Arc::new(Shared {
             books: Mutex::new(books),
             jobs: Condvar::new(),
             landed: Condvar::new(),
-            source: Source { shards, shape: ExpertShape::new(config), read_bytes, checksums },
+            source: Source {
+                shards,
+                places,
+                shape: ExpertShape::new(config),
+                read_bytes,
+                checksums,
+            },
             first_layer: layers.start,
             per_layer,
         });
@@ -184,6 +200,12 @@ impl ExpertStore {
     /// Bytes of one expert as stored.
     pub fn expert_bytes(&self) -> usize {
         self.shared.source.shape.bytes()
+    }
+
+    /// How many files the experts are in, and what they are.
+    pub fn files(&self) -> (usize, &'static str) {
+        let source = &self.shared.source;
+        (source.shards.count(), source.places.what())
     }
 
     /// Whether reads go around the page cache.
@@ -225,10 +247,10 @@ fn touched_note(touched: &[&str], container: &Container) -> String {
 }
 
 /// The checksums of all experts by key.
-fn checksums(container: &Container) -> anyhow::Result<Box<[u32]>> {
+fn checksums(container: &Container, places: &Places) -> anyhow::Result<Box<[u32]>> {
     let (layers, per_layer) = (container.config.moe_layers(), container.config.moe.experts);
     let all = layers.flat_map(|layer| (0..per_layer).map(move |expert| (layer, expert)));
-    let sums: Option<_> = all.map(|(l, e)| container.experts.checksum(l, e)).collect();
+    let sums: Option<_> = all.map(|(l, e)| places.checksum(container, l, e)).collect();
     Ok(sums.ok_or_else(|| {
         k3_formats::Error::missing("the expert table has no checksums")
             .in_file(container.dir.join(k3_formats::container::EXPERT_TABLE_FILE))

@@ -203,6 +203,7 @@ pub fn expert_options(
     };
     Ok(ExpertOptions {
         dirs,
+        allow_missing: args.allow_missing,
         cache_bytes,
         direct_io: args.direct_io,
         readers: args.readers,

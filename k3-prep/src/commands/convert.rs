@@ -1,8 +1,9 @@
 //! `k3-prep convert`
 
+use std::path::Path;
 use std::time::{Duration, Instant};
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use k3_formats::snapshot::Snapshot;
 use serde::Serialize;
 
@@ -14,6 +15,7 @@ use crate::folder::OutputFolder;
 use crate::follow::Follow;
 use crate::interrupt;
 use crate::output;
+use crate::pack::{Packed, Packing};
 use crate::part::{Part, PartDone, ShardRange};
 use crate::plan::{ConversionPlan, PlanSummary};
 use crate::progress::Talk;
@@ -39,11 +41,26 @@ struct Report<'a> {
     dry_run: bool,
     files: usize,
     bytes: u64,
+    banks: Option<usize>,
+    bank_bytes: Option<u64>,
     seconds: f64,
+}
+
+/// Where experts are copied to, if they are.
+fn pack_folder(args: &ConvertArgs) -> Result<Option<&Path>> {
+    match &args.experts[..] {
+        [] => Ok(None),
+        [what, dir] if what.as_os_str() == "pack" => Ok(Some(dir)),
+        [what, ..] => bail!(
+            "--experts {}: expected `pack` (hint: --experts pack DIR copies the experts to DIR)",
+            what.display()
+        ),
+    }
 }
 
 pub(super) fn run(args: &ConvertArgs, talk: Talk) -> Result<Outcome> {
     let start = Instant::now();
+    let pack_folder = pack_folder(args)?.filter(|_| !args.dry_run);
     if !args.dry_run {
         interrupt::explain("what was converted is kept; run the same command again to go on")?;
     }
@@ -67,15 +84,33 @@ pub(super) fn run(args: &ConvertArgs, talk: Talk) -> Result<Outcome> {
     let plan = || ConversionPlan::calibrated(&snapshot, &recipe, calibration.as_ref());
     let mut plan = pool.install(plan)?;
     let folder = OutputFolder::check(&args.out, &plan.snapshot, args.force)?;
-    if args.hash_experts && !args.dry_run {
-        let how = ExpertHashing {
-            out: &args.out,
-            force: args.force,
-            allow_nonfinite: args.allow_nonfinite,
-            talk,
-            pool: &pool,
+    let pack = |plan: &ConversionPlan| {
+        let copy = |dir| {
+            let allow_nonfinite = args.allow_nonfinite;
+            Packing { plan, dir, allow_nonfinite, pool: &pool, talk, on_bank: &|_| Ok(()) }.run()
         };
-        plan.hash_experts(how)?.iter().for_each(output::warn);
+        pack_folder.map(copy).transpose()
+    };
+    let mut packed = None;
+    if args.hash_experts && !args.dry_run {
+        // The table needs what only reading all experts tells; the copy tells it too, and a
+        // container that is there already knows it.
+        if folder.existing()?.is_none() {
+            packed = pack(&plan)?;
+        }
+        match &packed {
+            Some(packed) => plan.set_checksums(&packed.checksums()),
+            None => {
+                let how = ExpertHashing {
+                    out: &args.out,
+                    force: args.force,
+                    allow_nonfinite: args.allow_nonfinite,
+                    talk,
+                    pool: &pool,
+                };
+                plan.hash_experts(how)?.iter().for_each(output::warn);
+            }
+        }
     }
     let summary = plan.summary();
     conversion::existing(&plan, &folder)?;
@@ -108,7 +143,10 @@ pub(super) fn run(args: &ConvertArgs, talk: Talk) -> Result<Outcome> {
             false => conversion.run(&plan, &args.out)?,
         })
     };
-    report(args, &summary, converted.as_ref(), start)?;
+    if packed.is_none() {
+        packed = pack(&plan)?;
+    }
+    report(args, &summary, converted.as_ref(), packed.as_ref(), start)?;
     Ok(Outcome::Good)
 }
 
@@ -142,6 +180,7 @@ fn report(
     args: &ConvertArgs,
     summary: &PlanSummary,
     converted: Option<&Converted>,
+    packed: Option<&Packed>,
     start: Instant,
 ) -> Result<()> {
     let out = args.out.display();
@@ -154,6 +193,8 @@ fn report(
             dry_run: args.dry_run,
             files: files.len(),
             bytes,
+            banks: packed.map(|packed| packed.banks.len()),
+            bank_bytes: packed.map(Packed::bytes),
             seconds: start.elapsed().as_secs_f64(),
         });
     }
@@ -166,5 +207,13 @@ fn report(
         Some(converted) if converted.before => "was complete already".to_owned(),
         _ => format!("complete after {}", Span(start.elapsed())),
     };
-    output::result(|w| writeln!(w, "{out}: {bytes} in {count} files, {state}"))
+    output::result(|w| writeln!(w, "{out}: {bytes} in {count} files, {state}"))?;
+    if let (Some(packed), [_, dir]) = (packed, &args.experts[..]) {
+        let (bytes, banks, before) = (Bytes(packed.bytes()), packed.banks.len(), packed.before);
+        let dir = dir.display();
+        output::result(|w| {
+            writeln!(w, "{dir}: {bytes} of experts in {banks} banks, {before} of them before")
+        })?;
+    }
+    Ok(())
 }

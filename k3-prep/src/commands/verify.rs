@@ -54,11 +54,20 @@ fn print(report: &Report, out: &mut dyn Write) -> io::Result<()> {
         Bytes(report.bytes),
         Thousands(report.tensors as u64)
     )?;
-    writeln!(
-        out,
-        "shards: {} of {} have the size and the header they had",
-        report.shards, report.all_shards
-    )?;
+    if let Some(banks) = &report.banks {
+        write!(out, "banks: {} of {} have the size they should have", banks.whole, banks.all)?;
+        match banks.bytes {
+            0 => writeln!(out)?,
+            bytes => writeln!(out, ", {} the bytes, {} hashed", banks.equal, Bytes(bytes))?,
+        }
+    }
+    if report.banks.is_none() || report.shards > 0 {
+        writeln!(
+            out,
+            "shards: {} of {} have the size and the header they had",
+            report.shards, report.all_shards
+        )?;
+    }
     if let Some(source) = &report.source {
         let by: Vec<_> = source.by.iter().map(|(from, n)| format!("{n} by {from}")).collect();
         let by = if by.is_empty() { String::new() } else { format!(" ({})", by.join(", ")) };

@@ -1,9 +1,10 @@
 //! Are the experts in the shards still what they were, byte by byte?
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use k3_formats::Error;
 use k3_formats::container::Container;
+use k3_formats::container::manifest::ShardRecord;
 use k3_formats::tensor_name::expert_bytes;
 
 use super::{ExpertsReport, Findings, Verification, shards};
@@ -18,14 +19,15 @@ pub(super) fn check(
     snapshots: &[PathBuf],
     found: &mut Findings,
 ) -> ExpertsReport {
-    let open = |name: &str| {
-        let path = shards::find(name, snapshots).unwrap_or_else(|| Path::new(name).to_path_buf());
+    let open = |shard: &ShardRecord| {
+        let place = shards::find(&shard.name, shard.size, snapshots);
+        let path = place.unwrap_or_else(|| PathBuf::from(&shard.name));
         BlockReader::open(&path, Pages::Drop)
     };
     let experts = Experts {
         config: &container.config,
         table: &container.experts,
-        shards: container.manifest.shards.iter().map(|s| open(&s.name)).collect(),
+        shards: container.manifest.shards.iter().map(open).collect(),
     };
     let mut report = ExpertsReport::default();
     let all = experts.count();

@@ -34,7 +34,7 @@ pub(super) fn check(
     let mut todo = Vec::new();
     for record in &manifest.shards {
         // A shard that is not there was named before.
-        let Some(path) = find(&record.name, snapshots) else { continue };
+        let Some(path) = find(&record.name, record.size, snapshots) else { continue };
         match published(&path, record, config) {
             Some(digest) => todo.push(Published { path, size: record.size, digest }),
             None => report.unpublished += 1,

@@ -10,9 +10,12 @@ use rayon::prelude::*;
 
 use super::{Findings, Report, Verification};
 
-/// The place of a shard: the first of the folders that has it.
-pub(crate) fn find(name: &str, snapshots: &[PathBuf]) -> Option<PathBuf> {
-    snapshots.iter().map(|dir| dir.join(name)).find(|path| path.is_file())
+/// The place of a shard, or bank: the first of the folders that has it with this size, else
+/// the first that has it.
+pub(crate) fn find(name: &str, size: u64, snapshots: &[PathBuf]) -> Option<PathBuf> {
+    let there = || snapshots.iter().map(|dir| dir.join(name)).filter(|path| path.is_file());
+    let whole = |path: &PathBuf| fs_err::metadata(path).is_ok_and(|meta| meta.len() == size);
+    there().find(whole).or_else(|| there().next())
 }
 
 /// Compares size and header of every shard.
@@ -57,7 +60,7 @@ pub(super) fn check(
 
 /// Whether the shard has the recorded time as well.
 pub(crate) fn check_shard(record: &ShardRecord, snapshots: &[PathBuf]) -> Result<bool, Error> {
-    let Some(path) = find(&record.name, snapshots) else {
+    let Some(path) = find(&record.name, record.size, snapshots) else {
         let path = match snapshots.first() {
             Some(dir) => dir.join(&record.name),
             None => PathBuf::from(&record.name),

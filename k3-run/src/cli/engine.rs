@@ -17,10 +17,16 @@ pub struct EngineArgs {
     /// The folder that `k3-prep convert` wrote.
     pub container: PathBuf,
 
-    /// Folder with the original shards; give it several times if they are spread over
-    /// drives. Default: where the snapshot was at conversion.
+    /// Folder with the original shards, or with the banks of `k3-prep convert --experts pack`;
+    /// give it several times if they are spread over drives. Banks are used where there are
+    /// both. Default: where the snapshot was at conversion.
     #[arg(long, value_name = "DIR")]
     pub snapshot: Vec<PathBuf>,
+
+    /// Start although shards are missing or short; the first expert that is needed from one
+    /// of them is an error then. Without it, they are an error at the start.
+    #[arg(long)]
+    pub allow_missing: bool,
 
     /// Twin of --snapshot: a list as in PATH.
     #[arg(long = "snapshot-list", hide = true, env = "K3_DIRS")]

@@ -30,6 +30,8 @@ pub(super) fn run(args: &InfoArgs) -> anyhow::Result<()> {
         "vocab": config.vocab,
         "dense_bytes": container.dense_bytes(),
         "experts": count,
+        "expert_files": experts.files().0,
+        "expert_files_are": experts.files().1,
         "expert_bytes": experts.expert_bytes(),
         "shards": manifest.shards.len(),
         "snapshot": manifest.snapshot,
@@ -46,6 +48,10 @@ pub(super) fn run(args: &InfoArgs) -> anyhow::Result<()> {
         return Ok(());
     }
     let gb = |bytes: u64| bytes as f64 / 1e9;
+    let (files, what) = experts.files();
+    let given: Vec<_> =
+        args.engine.snapshot_dirs().iter().map(|d| d.display().to_string()).collect();
+    let place = if given.is_empty() { manifest.snapshot.clone() } else { given.join(", ") };
     let source = &manifest.source;
     let from = source.repo.as_deref().unwrap_or("an unnamed snapshot");
     let revision = source.revision.as_deref().map(|r| format!(" at {r}")).unwrap_or_default();
@@ -63,10 +69,8 @@ pub(super) fn run(args: &InfoArgs) -> anyhow::Result<()> {
     writeln!(out, "dense       {:.2} GB mapped in place", gb(container.dense_bytes()))?;
     writeln!(
         out,
-        "experts     {count} of {:.2} MB in {} shards at {}",
+        "experts     {count} of {:.2} MB in {files} {what} at {place}",
         experts.expert_bytes() as f64 / 1e6,
-        manifest.shards.len(),
-        manifest.snapshot
     )?;
     writeln!(
         out,

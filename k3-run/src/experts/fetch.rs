@@ -4,6 +4,7 @@ use std::sync::{Arc, PoisonError};
 use std::time::Instant;
 
 use anyhow::anyhow;
+use k3_formats::Error;
 use k3_formats::container::Container;
 use k3_formats::tensor_name::ExpertPart;
 
@@ -11,6 +12,10 @@ use super::ExpertStore;
 use super::books::{Books, Holder};
 use super::buffer::ExpertBuffer;
 use super::look_ahead::Width;
+
+/// What to do about an expert whose file was missing at the start.
+const FETCH_IT: &str = "download the file again, or give its folder with --snapshot, and start \
+     again; --allow-missing let it be missing until an expert of it was needed";
 
 /// Memory of a [`Fetch`], reused from layer to layer.
 #[derive(Debug, Default)]
@@ -73,7 +78,8 @@ impl ExpertStore {
         books.pace.layer_asks(misses as usize, lists.missing.len());
         // Taken from the end: first in the file, first read.
         lists.missing.sort_unstable_by_key(|&e| {
-            std::cmp::Reverse(container.experts.entry(layer, e).part(ExpertPart::GatePacked))
+            let entry = self.shared.source.places.entry(container, layer, e);
+            std::cmp::Reverse(entry.part(ExpertPart::GatePacked))
         });
         let mut fetch = Fetch { store: self, container, layer, lists };
         fetch.admit(&mut books);
@@ -117,8 +123,8 @@ impl ExpertStore {
                 continue;
             }
             let Some(slot) = books.cache.take(key) else { break };
-            let entry = container.experts.entry(layer, expert);
-            books.begin_reads(&shared.source, slot, key, entry, Holder::Guess);
+            let entry = shared.source.places.entry(container, layer, expert);
+            books.begin_reads(&shared.source, slot, key, &entry, Holder::Guess);
             books.stats.look_ahead.begun += 1;
             left -= 1;
         }
@@ -190,8 +196,8 @@ impl Fetch<'_> {
         while let Some(&expert) = self.lists.missing.last() {
             let key = shared.key(self.layer, expert);
             let Some(slot) = books.cache.take(key) else { break };
-            let entry = self.container.experts.entry(self.layer, expert);
-            books.begin_reads(&shared.source, slot, key, entry, Holder::Layer);
+            let entry = shared.source.places.entry(self.container, self.layer, expert);
+            books.begin_reads(&shared.source, slot, key, &entry, Holder::Layer);
             self.lists.missing.pop();
             self.lists.pending.push((expert, slot));
             admitted = true;
@@ -205,15 +211,17 @@ impl Fetch<'_> {
         let error = books.slots[slot].error.take().expect("the caller saw an error");
         books.slots[slot].holder = Holder::Cache;
         books.cache.forget(slot);
-        let (shard, offset) =
-            self.container.experts.entry(self.layer, expert).part(ExpertPart::GatePacked);
-        let shards = &self.store.shared.source.shards;
+        let source = &self.store.shared.source;
+        let entry = source.places.entry(self.container, self.layer, expert);
+        let (shard, offset) = entry.part(ExpertPart::GatePacked);
+        let (shards, layer) = (&source.shards, self.layer);
         let dir = shards.dir(shard).map(|d| d.display().to_string()).unwrap_or_default();
-        anyhow!(error).context(format!(
-            "cannot read layer {} expert {expert} at byte {offset} of {} in {dir}",
-            self.layer,
-            shards.name(shard),
-        ))
+        let name = shards.name(shard);
+        let what = format!("cannot read layer {layer} expert {expert} at byte {offset} of {name}");
+        match shards.trouble(shard) {
+            Some(trouble) => Error::missing(format!("{what}: {trouble}")).hint(FETCH_IT).into(),
+            None => anyhow!(error).context(format!("{what} in {dir}")),
+        }
     }
 }
 

@@ -28,9 +28,9 @@ impl ExpertStore {
         }
         let read = |buffer: &mut Arc<ExpertBuffer>| -> std::io::Result<()> {
             while let Some(&(layer, expert)) = experts.get(next.fetch_add(1, Ordering::Relaxed)) {
-                let entry = container.experts.entry(layer, expert);
+                let entry = source.places.entry(container, layer, expert);
                 let mut jobs = Vec::with_capacity(6);
-                source.jobs((0, 0), entry, usize::MAX, buffer, |job| jobs.push(job));
+                source.jobs((0, 0), &entry, usize::MAX, buffer, |job| jobs.push(job));
                 jobs.iter_mut().try_for_each(|job| source.read(job))?;
             }
             Ok(())

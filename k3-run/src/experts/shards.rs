@@ -1,4 +1,4 @@
-//! The original shards: found at start, opened on first use, read by position.
+//! The original shards, or banks: found at start, opened on first use, read by position.
 
 use std::collections::HashMap;
 use std::io;
@@ -8,9 +8,10 @@ use std::sync::{Arc, OnceLock};
 use std::time::UNIX_EPOCH;
 
 use anyhow::Context;
-use k3_formats::container::manifest::ShardRecord;
 use k3_formats::{Error, Result};
 use rustix::fs::OFlags;
+
+use super::places::Wanted;
 
 /// Alignment that direct reads keep in offset, length and memory, in bytes.
 pub(crate) const DIRECT_ALIGN: usize = 4096;
@@ -90,6 +91,8 @@ pub(crate) fn fill(
 struct Shard {
     name: String,
     path: PathBuf,
+    /// Why it cannot be used.
+    trouble: Option<String>,
     /// Whether its folder allows direct reads.
     direct: bool,
     /// Handles through and around the page cache, opened when first needed.
@@ -102,56 +105,92 @@ pub(super) struct Shards {
     files: Arc<dyn OpenShard>,
 }
 
-impl Shards {
-    /// Finds every shard in one of `dirs` and compares it with what was converted. Sizes
-    /// must be equal; those with another modification time are named in `touched`.
+/// How the files with experts are searched for.
+pub(super) struct Search<'a> {
+    /// What they are, in the plural.
+    pub(super) what: &'static str,
+    /// Folders, in this order.
+    pub(super) dirs: &'a [PathBuf],
+    /// Whether files that are missing, or have another size, are an error only when they
+    /// are read.
+    pub(super) allow_missing: bool,
+}
+
+impl Search<'_> {
+    /// Finds every file in one of the folders: where it has the right size, if it has that
+    /// anywhere. What is allowed to be missing goes to `notes`, other modification times to
+    /// `touched`.
     ///
     /// # Errors
-    /// Shards that are missing or have another size: all of them are listed.
+    /// Files that are missing or have another size: all of them are listed.
     pub(super) fn find<'r>(
-        records: &'r [ShardRecord],
-        dirs: &[PathBuf],
-        files: Arc<dyn OpenShard>,
+        &self,
+        files: &'r [Wanted],
+        open: Arc<dyn OpenShard>,
         touched: &mut Vec<&'r str>,
-    ) -> Result<Self> {
-        let mut shards = Vec::with_capacity(records.len());
+        notes: &mut Vec<String>,
+    ) -> Result<Shards> {
+        let mut shards = Vec::with_capacity(files.len());
         let mut wrong = Vec::new();
-        for record in records {
-            let found = dirs.iter().find_map(|dir| {
-                let path = dir.join(&record.name);
-                let meta = fs_err::metadata(&path).ok()?;
+        for wanted in files {
+            let Wanted { name, size, modified_ns } = wanted;
+            let there = self.dirs.iter().filter_map(|dir| {
+                let path = dir.join(name);
+                let meta = fs_err::metadata(&path).ok().filter(std::fs::Metadata::is_file)?;
                 Some((path, meta))
             });
-            let Some((path, meta)) = found else {
-                wrong.push(format!("{}: missing", record.name));
-                continue;
+            let mut first = None;
+            let mut there = there.inspect(|(path, meta)| {
+                first.get_or_insert_with(|| (path.clone(), meta.len()));
+            });
+            let whole = there.find(|(_, meta)| meta.len() == *size);
+            let trouble = match (&whole, &first) {
+                (Some((_, meta)), _) => {
+                    let modified = meta.modified().ok();
+                    let modified = modified.and_then(|t| t.duration_since(UNIX_EPOCH).ok());
+                    let modified = modified.map(|t| t.as_nanos());
+                    if modified_ns.is_some_and(|ns| modified != Some(ns.into())) {
+                        touched.push(name.as_str());
+                    }
+                    None
+                }
+                (None, Some((path, found))) => {
+                    let dir = path.parent().unwrap_or(Path::new("")).display();
+                    Some(format!("expected {size} bytes, found {found} in {dir}"))
+                }
+                (None, None) => Some(format!("missing, expected {size} bytes")),
             };
-            if meta.len() != record.size {
-                let (name, size) = (&record.name, record.size);
-                wrong.push(format!("{name}: expected {size} bytes, found {}", meta.len()));
+            if let Some(trouble) = &trouble {
+                wrong.push(format!("{name}: {trouble}"));
             }
-            let modified = meta.modified().ok().and_then(|t| t.duration_since(UNIX_EPOCH).ok());
-            if modified.map(|t| t.as_nanos()) != Some(record.modified_ns.into()) {
-                touched.push(record.name.as_str());
-            }
+            let path = whole.map(|(path, _)| path).or(first.map(|(path, _)| path));
+            let path = path.unwrap_or_else(|| PathBuf::from(name));
             let handles = [OnceLock::new(), OnceLock::new()];
-            shards.push(Shard { name: record.name.clone(), path, direct: false, handles });
+            shards.push(Shard { name: name.clone(), path, trouble, direct: false, handles });
         }
         if !wrong.is_empty() {
-            let places: Vec<_> = dirs.iter().map(|d| d.display().to_string()).collect();
-            let problem = format!(
-                "{} of {} shards are not what was converted:\n  {}",
-                wrong.len(),
-                records.len(),
-                wrong.join("\n  ")
-            );
-            return Err(Error::missing(problem).item(places.join(", ")).hint(
-                "give the snapshot's folder with --snapshot (once per drive), or convert it again",
-            ));
+            let problem = self.problem(&wrong, files.len());
+            if !self.allow_missing {
+                return Err(problem.hint(
+                    "give the folder of the snapshot, or of its pack, with --snapshot (once per \
+                     drive), or convert it again; --allow-missing starts all the same and fails \
+                     at the first expert that is needed from them",
+                ));
+            }
+            notes.push(format!("{problem}\nthe first expert that is needed from them is an error"));
         }
-        Ok(Self { shards, files })
+        Ok(Shards { shards, files: open })
     }
 
+    fn problem(&self, wrong: &[String], all: usize) -> Error {
+        let places: Vec<_> = self.dirs.iter().map(|d| d.display().to_string()).collect();
+        let (count, lines) = (wrong.len(), wrong.join("\n  "));
+        Error::missing(format!("{count} of {all} {} are not what they were:\n  {lines}", self.what))
+            .item(places.join(", "))
+    }
+}
+
+impl Shards {
     /// Chooses how to read, by one real aligned read in each folder: some file systems
     /// accept direct I/O at open and refuse it at the first transfer.
     ///
@@ -162,7 +201,7 @@ impl Shards {
             return Ok(());
         }
         let mut works: HashMap<PathBuf, bool> = HashMap::new();
-        for shard in &mut self.shards {
+        for shard in self.shards.iter_mut().filter(|shard| shard.trouble.is_none()) {
             let dir = shard.path.parent().unwrap_or(Path::new("")).to_owned();
             if let Some(&direct) = works.get(&dir) {
                 shard.direct = direct;
@@ -187,12 +226,22 @@ impl Shards {
 
     /// Whether all reads go around the page cache.
     pub(super) fn all_direct(&self) -> bool {
-        self.shards.iter().all(|shard| shard.direct)
+        self.shards.iter().all(|shard| shard.direct || shard.trouble.is_some())
     }
 
     /// Whether reads of this shard go around the page cache.
     pub(super) fn is_direct(&self, shard: usize) -> bool {
         self.shards[shard].direct
+    }
+
+    /// How many files there are.
+    pub(super) fn count(&self) -> usize {
+        self.shards.len()
+    }
+
+    /// Why a shard cannot be used, if that was found at the start.
+    pub(super) fn trouble(&self, shard: usize) -> Option<&str> {
+        self.shards[shard].trouble.as_deref()
     }
 
     /// Name of a shard, for messages.
@@ -232,6 +281,9 @@ impl Shards {
     /// The handle; when two threads open at once, one of the two is dropped again.
     fn open(&self, shard: usize, direct: bool) -> io::Result<&dyn ReadAt> {
         let shard = &self.shards[shard];
+        if let Some(trouble) = &shard.trouble {
+            return Err(io::Error::new(io::ErrorKind::NotFound, trouble.clone()));
+        }
         let cell = &shard.handles[usize::from(direct)];
         if cell.get().is_none() {
             let _ = cell.set(self.files.open(&shard.path, direct)?);

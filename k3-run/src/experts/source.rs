@@ -9,6 +9,7 @@ use k3_formats::tensor_name::ExpertPart;
 use super::Shared;
 use super::buffer::{ExpertBuffer, ExpertShape, Piece};
 use super::cache::Key;
+use super::places::Places;
 use super::shards::{DIRECT_ALIGN, Shards};
 use crate::trace::{Lane, Span};
 
@@ -27,9 +28,10 @@ pub(super) struct Job {
     piece: Piece,
 }
 
-/// The shards and how they are read.
+/// The shards, or banks, and how they are read.
 pub(super) struct Source {
     pub(super) shards: Shards,
+    pub(super) places: Places,
     pub(super) shape: ExpertShape,
     /// Bytes of one read. Less than an expert: experts land one after another while
     /// several reads are in flight, and a wrong guess is given up half way.

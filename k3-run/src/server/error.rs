@@ -87,6 +87,17 @@ impl ApiError {
         Self::new(StatusCode::INTERNAL_SERVER_ERROR, "server_error", message)
     }
 
+    /// A step failed: our own fault, or that of the model's files.
+    pub(super) fn step_failed(error: &anyhow::Error) -> Self {
+        let missing = |e: &k3_formats::Error| e.kind() == k3_formats::ErrorKind::Missing;
+        if !error.chain().any(|e| e.downcast_ref().is_some_and(missing)) {
+            return Self::internal();
+        }
+        let message = "a file of the model is missing that this needs, the server's log says which";
+        let error = Self::new(StatusCode::INTERNAL_SERVER_ERROR, "server_error", message);
+        Self { code: Some("model_incomplete"), ..error }
+    }
+
     /// The body, also inside a stream.
     pub(super) fn body(&self) -> Value {
         json!({"error": {

@@ -239,7 +239,7 @@ impl<'e, 'a> Slots<'e, 'a> {
             if !error.is::<Cancelled>() {
                 say(format_args!("step failed: {error:#}"));
                 let failed = |i| members.iter().any(|m| m.0 == i);
-                self.fail_all(failed, &ApiError::internal());
+                self.fail_all(failed, &ApiError::step_failed(&error));
             }
             return;
         }
