@@ -3,6 +3,8 @@ CARGO ?= cargo
 DEMO  ?= target/demo
 PREP   = target/release/k3-prep
 RUN    = target/release/k3-run
+# No test or benchmark depends on what ran before it.
+export K3_NO_USAGE = 1
 PROMPT = Elizabeth was surprised to find that
 
 .PHONY: build demo test check bench bench-memory dist faults sanitize test-clients test-page soak

@@ -482,3 +482,150 @@ fn missing_and_short_shards_are_refused_or_fail_at_their_first_expert() {
         assert!(logits(&mut engine).unwrap() == want, "another store serves the same engine");
     }
 }
+
+/// Steps that `logits` makes.
+const STEPS: u32 = 22;
+
+fn warmed(store: &ExpertStore, want: u64) -> ExpertStats {
+    let began = std::time::Instant::now();
+    loop {
+        let stats = store.stats();
+        let bytes = want * store.expert_bytes() as u64;
+        if stats.warmed == want && stats.bytes_read == bytes {
+            return stats;
+        }
+        assert!(began.elapsed() < Duration::from_secs(30), "{want}: {stats:?}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+#[test]
+fn usage_is_kept_and_warms_the_next_start() {
+    let (snapshot, container) = container(41);
+    let plain = plain(&container);
+    let mut first = with_store(&container, &plain);
+    let want = logits(&mut first).unwrap();
+    let slot = first.experts().size().bytes / first.experts().size().slots as u64;
+    let options = ExpertOptions { cache_bytes: 38 * slot, readers: 2, ..plain.clone() };
+    let dir = snapshot.path("cache/k3");
+    let with_usage = |options: &ExpertOptions, began: bool| {
+        let mut engine = engine(&container, &["--allow-missing"]);
+        let mut store = ExpertStore::open(&container, options, &mut Vec::new()).unwrap();
+        let warm = store.keep_usage(&container, &dir);
+        assert_eq!(warm.is_some(), began);
+        if let Some(warm) = warm {
+            warm.begin();
+        }
+        engine.swap_experts(&mut store);
+        engine
+    };
+    let files = || {
+        let files = fs_err::read_dir(&dir).unwrap().map(|f| f.unwrap().path());
+        files.collect::<Vec<_>>()
+    };
+    // A store that made no step leaves nothing; three processes are enough to go by.
+    drop(with_usage(&options, false));
+    assert!(!dir.exists());
+    let mut cold = None;
+    for _ in 0..3 {
+        let mut engine = with_usage(&options, false);
+        assert!(logits(&mut engine).unwrap() == want);
+        cold.get_or_insert(engine.experts().stats());
+        drop(engine);
+        assert_eq!(files().len(), 1);
+    }
+    const { assert!(3 * STEPS >= 64 && 2 * STEPS < 64) };
+    let file = files().remove(0);
+    let mode =
+        std::os::unix::fs::PermissionsExt::mode(&fs_err::metadata(&file).unwrap().permissions());
+    assert_eq!(mode & 0o777, 0o600);
+    assert_eq!(fs_err::metadata(&file).unwrap().len(), 44 + 2 * 72 + 4);
+
+    // Half of the thirty experts that stay are there before anyone asks.
+    let mut engine = with_usage(&options, true);
+    warmed(engine.experts(), 15);
+    assert!(logits(&mut engine).unwrap() == want);
+    let stats = engine.experts().stats();
+    assert!(stats.misses < cold.unwrap().misses, "{stats:?} {cold:?}");
+    drop(engine);
+
+    // In the middle of it, whatever is asked for: the same bits, and every expert asked for
+    // is either one that was there or one that was read.
+    let saved = fs_err::read(&file).unwrap();
+    for (readers, look_ahead, slots) in [
+        (1, LookAhead::Width(0), 38),
+        (3, LookAhead::Width(3), 38),
+        (4, LookAhead::Width(16), 20),
+        (2, LookAhead::Auto, 72),
+        (2, LookAhead::Width(2), 10),
+    ] {
+        let mut drive = Drive::new();
+        drive.delay = Duration::from_micros(300);
+        let files = Arc::new(Opener(Arc::new(drive)));
+        let cache_bytes = slots * slot;
+        let options = ExpertOptions { readers, look_ahead, cache_bytes, files, ..plain.clone() };
+        fs_err::write(&file, &saved).unwrap();
+        let mut engine = with_usage(&options, true);
+        assert!(logits(&mut engine).unwrap() == want, "{options:?}");
+        let kept = engine.experts().size().experts as u64;
+        assert!(engine.experts().stats().warmed <= kept / 2, "{options:?}");
+    }
+
+    // A drive that fails meanwhile is nobody's business until an expert is needed.
+    fs_err::write(&file, &saved).unwrap();
+    let drive = Arc::new(Drive::new());
+    let opener = Arc::new(Opener(Arc::clone(&drive)));
+    drive.good.store(6, Ordering::Relaxed);
+    let broken = ExpertOptions { files: opener, direct_io: DirectIo::Off, ..options.clone() };
+    let mut engine = with_usage(&broken, true);
+    let began = std::time::Instant::now();
+    while engine.experts().stats().warmed < 15 {
+        assert!(began.elapsed() < Duration::from_secs(30));
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    drive.good.store(i64::MAX, Ordering::Relaxed);
+    assert!(logits(&mut engine).unwrap() == want);
+    drop(engine);
+
+    // What is damaged, or of another container, is as good as nothing; so is a folder that
+    // cannot be made.
+    for bytes in [&b""[..], &saved[..saved.len() - 1], &[0xff; 1 << 16]] {
+        fs_err::write(&file, bytes).unwrap();
+        assert!(logits(&mut with_usage(&options, false)).unwrap() == want);
+    }
+    fs_err::remove_dir_all(&dir).unwrap();
+    fs_err::write(&dir, b"in the way").unwrap();
+    assert!(logits(&mut with_usage(&options, false)).unwrap() == want);
+    assert_eq!(fs_err::read(&dir).unwrap(), b"in the way");
+}
+
+#[test]
+fn programs_keep_usage_where_the_user_keeps_such_things_unless_told_not_to() {
+    let demo = crate::support::demo_container();
+    let dir = demo.path();
+    let generate = |home: &str, more: &[&str]| {
+        let mut command = std::process::Command::new(crate::support::program());
+        command.arg("generate").arg(dir.join("container")).args(["--prompt", "She", "-n", "8"]);
+        command.args(more).env_remove("K3_NO_USAGE").env_remove("XDG_CACHE_HOME");
+        match home {
+            "xdg" => command.env("XDG_CACHE_HOME", dir.join("xdg")),
+            _ => command.env("HOME", dir.join("home")),
+        };
+        let output = command.output().unwrap();
+        assert!(output.status.success());
+        (output.stdout, String::from_utf8(output.stderr).unwrap())
+    };
+    let (want, _) = generate("home", &["--no-usage"]);
+    assert!(!dir.join("home").exists());
+    for _ in 0..12 {
+        let (text, said) = generate("home", &[]);
+        assert!(text == want && !said.contains("warning"), "{said}");
+    }
+    assert_eq!(fs_err::read_dir(dir.join("home/.cache/k3")).unwrap().count(), 1);
+    assert!(generate("xdg", &[]).0 == want);
+    assert_eq!(fs_err::read_dir(dir.join("xdg/k3")).unwrap().count(), 1);
+    fs_err::remove_dir_all(dir.join("xdg")).unwrap();
+    fs_err::write(dir.join("xdg"), b"").unwrap();
+    let (text, said) = generate("xdg", &[]);
+    assert!(text == want && said.contains("warning: the usage of experts is not kept: "), "{said}");
+}

@@ -330,7 +330,8 @@ mod measure {
             None => Command::new(program),
         };
         let start = Instant::now();
-        let mut child = command.args(args).stderr(Stdio::null()).spawn().unwrap();
+        let mut child =
+            command.args(args).env("K3_NO_USAGE", "1").stderr(Stdio::null()).spawn().unwrap();
         let proc = PathBuf::from(format!("/proc/{}", child.id()));
         let (mut peak, mut read) = (0, 0);
         loop {

@@ -24,7 +24,8 @@ impl Demo {
 
     fn chat(&self, args: &[&str]) -> Command {
         let mut command = Command::new(program());
-        command.arg("chat").arg(self.path("container")).args(args).arg("--no-history");
+        command.arg("chat").arg(self.path("container")).args(args);
+        command.args(["--no-history", "--no-usage"]);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         command
     }
@@ -116,7 +117,8 @@ fn generate(demo: &Demo, args: &[&str]) -> (Vec<String>, String) {
 
 fn generating(demo: &Demo, args: &[&str]) -> Command {
     let mut command = Command::new(program());
-    command.arg("generate").arg(demo.path("container")).args(["--print", "ids"]).args(args);
+    command.arg("generate").arg(demo.path("container")).args(["--print", "ids", "--no-usage"]);
+    command.args(args);
     command.stdout(Stdio::piped()).stderr(Stdio::piped());
     command
 }
@@ -243,7 +245,7 @@ fn a_chat_in_a_terminal() {
     let (program, dir) = (program(), demo.0.path().display());
     // One expert in memory and one thread, so that there is time to interrupt.
     let command = format!(
-        "env XDG_STATE_HOME={dir}/state '{}' chat {dir}/container --effort none -n 1500 --chunk 2 \
+        "env XDG_STATE_HOME={dir}/state K3_NO_USAGE=1 '{}' chat {dir}/container --effort none -n 1500 --chunk 2 \
          --temperature 0 --expert-cache 0 --threads 1; echo left with $?; sleep 100",
         program.display()
     );

@@ -641,7 +641,7 @@ fn a_missing_shard_fails_the_requests_that_need_it_and_no_more() {
         let text = events.until("data: {\"error\"");
         assert!(text.contains("model_incomplete"), "{text}");
         assert_eq!(get(address, "/health").status, 200);
-        assert_eq!(server.busy(), 0);
+        wait_for("idle", || server.busy() == 0);
     }
     server.end();
     // It was only the shard.

@@ -101,7 +101,8 @@ pub(crate) fn program() -> PathBuf {
 /// Options of the engine as the command line gives them.
 pub(crate) fn engine_args(container: &Path, options: &[&str]) -> k3_run::cli::EngineArgs {
     let container = container.to_str().expect("a UTF-8 path");
-    let fixed = ["k3-run", "info", container];
+    // Nothing that a test does may depend on, or leave something in, the user's home.
+    let fixed = ["k3-run", "info", container, "--no-usage"];
     let args = fixed.iter().chain(options);
     match k3_run::cli::Cli::parse_from(args).command {
         k3_run::cli::Command::Info(info) => info.engine,

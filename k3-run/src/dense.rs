@@ -263,18 +263,22 @@ impl<'a> Dense<'a> {
         Ok(Weight { rows: stored.rows, cols: stored.cols, format: stored.format, home })
     }
 
-    /// Begins to bring the weights in, in the background. A step does so too.
-    pub fn prefetch(&mut self) {
+    /// Begins to bring the weights in, in the background, unless that was begun; a step does so
+    /// too. Calls `then` once mapped ones are there, or others are on their way.
+    pub fn prefetch(&mut self, then: impl FnOnce() + Send + 'static) {
         match &mut self.source {
-            Source::Mapped(populate) => populate.start(),
-            Source::Loaded(loader) => loader.start(),
+            Source::Mapped(populate) => populate.start(then),
+            Source::Loaded(loader) => {
+                loader.start();
+                then();
+            }
         }
     }
 
     /// To be called before a step; `head` tells whether it wants logits.
     pub(crate) fn begin_step(&mut self, head: bool) {
         match &mut self.source {
-            Source::Mapped(populate) => populate.start(),
+            Source::Mapped(populate) => populate.start(|| {}),
             Source::Loaded(loader) => loader.begin_step(head),
         }
     }

@@ -4,6 +4,7 @@
 //! do not depend on the number of rows and attention works on one sequence at a time.
 
 use std::ops::Range;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -12,7 +13,7 @@ use k3_formats::{Error, ModelConfig};
 
 use crate::clock::{Clock, Part, PartTimes};
 use crate::dense::{self, Dense, Embedding};
-use crate::experts::ExpertStore;
+use crate::experts::{ExpertStore, WarmStart};
 use crate::kernels::{Activations, Arithmetic, MAX_ENTRIES};
 use crate::model::kda::KdaBuffers;
 use crate::model::mla::MlaBuffers;
@@ -95,9 +96,13 @@ impl<'a> Engine<'a> {
         Ok(Self { model, dense, embedding, numerics, pool, experts, buffers, clock, max_rows })
     }
 
-    /// Begins to bring weights into memory, in the background.
-    pub fn prefetch(&mut self) {
-        self.dense.prefetch();
+    /// Begins to bring weights into memory, in the background: dense ones in the order of
+    /// their use; then, if the usage of experts is kept in the folder `usage`, those that
+    /// former processes used most. To be called before the first step.
+    pub fn prefetch(&mut self, usage: Option<&Path>) {
+        let container = self.model.container;
+        let warm = usage.and_then(|dir| self.experts.keep_usage(container, dir));
+        self.dense.prefetch(move || warm.into_iter().for_each(WarmStart::begin));
     }
 
     /// The source of the dense weights, for statistics.

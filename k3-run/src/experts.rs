@@ -6,13 +6,14 @@
 //! was guessed and in which order experts land changes when work is done, never what is
 //! computed.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
 use anyhow::Context;
 use k3_formats::config::ModelConfig;
 use k3_formats::container::Container;
+use k3_formats::expert_table::ExpertEntry;
 
 mod books;
 mod buffer;
@@ -25,13 +26,16 @@ mod raw;
 mod shards;
 mod source;
 mod stats;
+mod usage;
 
 pub use buffer::{ExpertBuffer, ExpertShape};
 pub use fetch::{Fetch, FetchLists, Loaded};
 pub use look_ahead::{LookAhead, Width};
 pub use shards::{DirectIo, OpenShard, ReadAt, ShardFiles};
 pub use stats::{ExpertStats, LookAheadStats, RANKS, Rank};
+pub(crate) use usage::cache_dir;
 
+use crate::report::say;
 use crate::trace::Trace;
 use books::Books;
 use cache::{Cache, Key};
@@ -41,6 +45,7 @@ use places::Places;
 use shards::Search;
 pub(crate) use shards::{DIRECT_ALIGN, fill, open_direct};
 use source::{Source, read_jobs};
+use usage::{Usage, UsageFile};
 
 /// Bytes of one read, see [`ExpertOptions::read_bytes`]. Four in flight saturate the
 /// drives we know of.
@@ -132,6 +137,23 @@ pub struct ExpertStore {
     readers: Vec<JoinHandle<()>>,
     per_layer: usize,
     size: CacheSize,
+    /// Where this process's usage goes at its end, and the steps that came before it.
+    usage: Option<(UsageFile, u32)>,
+}
+
+/// Begins the warm start of a store.
+pub struct WarmStart {
+    shared: Arc<Shared>,
+    wanted: Vec<(Key, ExpertEntry)>,
+}
+
+impl WarmStart {
+    /// From now on experts that former processes used most are read whenever the drive has
+    /// nothing better to do.
+    pub fn begin(self) {
+        self.shared.lock().warm(self.wanted);
+        self.shared.jobs.notify_all();
+    }
 }
 
 impl ExpertStore {
@@ -189,7 +211,48 @@ impl ExpertStore {
                     .context("cannot start a reader thread")
             })
             .collect::<anyhow::Result<_>>()?;
-        Ok(Self { shared, readers, per_layer, size })
+        Ok(Self { shared, readers, per_layer, size, usage: None })
+    }
+
+    /// Goes on with the usage that former processes left in the folder `dir`, and leaves it
+    /// there at the end. Where it tells enough, there is a warm start to begin, of at most half
+    /// of what is kept.
+    ///
+    /// # Panics
+    /// A step was made already.
+    pub fn keep_usage(&mut self, container: &Container, dir: &Path) -> Option<WarmStart> {
+        let file = UsageFile::new(container, dir);
+        let former = file.load();
+        self.usage = Some((file, former.as_ref().map_or(0, |usage| usage.steps)));
+        let former = former.filter(Usage::tells)?;
+        let mut books = self.shared.lock();
+        books.cache.remember(&former.worths);
+        let most = books.cache.capacity() / 2;
+        drop(books);
+        let mut best: Vec<(u16, Key)> =
+            former.worths.iter().zip(0..).map(|(&worth, key)| (worth, key)).collect();
+        best.retain(|&(worth, _)| worth > 0);
+        best.sort_unstable_by_key(|&(worth, key)| (std::cmp::Reverse(worth), key));
+        best.truncate(most);
+        let wanted = best.into_iter().rev().map(|(_, key)| {
+            let (layer, expert) = self.shared.place(key);
+            (key, self.shared.source.places.entry(container, layer, expert))
+        });
+        Some(WarmStart { shared: Arc::clone(&self.shared), wanted: wanted.collect() })
+    }
+
+    fn save_usage(&self) {
+        let Some((file, before)) = &self.usage else { return };
+        let books = self.shared.lock();
+        if books.steps == 0 {
+            return;
+        }
+        let steps = before.saturating_add(books.steps);
+        let usage = Usage { steps, worths: books.cache.worths() };
+        drop(books);
+        if let Err(error) = file.save(&usage) {
+            say(format_args!("warning: the usage of experts is not kept: {error}"));
+        }
     }
 
     /// What is kept, and the memory that takes when full.
@@ -265,5 +328,6 @@ impl Drop for ExpertStore {
         for reader in self.readers.drain(..) {
             let _ = reader.join();
         }
+        self.save_usage();
     }
 }

@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::thread::JoinHandle;
 
 use k3_formats::container::{Container, TOKENIZER_FILE};
 use k3_formats::snapshot::weights_dir;
@@ -33,6 +34,37 @@ pub fn tokenizer(container: &Path) -> k3_formats::Result<Tokenizer> {
             .hint("give the folder that `k3-prep convert` wrote"));
     }
     Tokenizer::open_prepared(&path)
+}
+
+/// A tokenizer that is being opened beside the container.
+pub struct TokenizerThread {
+    container: PathBuf,
+    thread: Option<JoinHandle<k3_formats::Result<Tokenizer>>>,
+}
+
+impl TokenizerThread {
+    /// Begins to open the tokenizer of a container.
+    pub fn start(container: &Path) -> Self {
+        let container = container.to_owned();
+        let work = {
+            let container = container.clone();
+            move || tokenizer(&container)
+        };
+        // Where no thread can be started, it is opened when it is needed.
+        let thread = std::thread::Builder::new().name("k3-tokenizer".into()).spawn(work).ok();
+        Self { container, thread }
+    }
+
+    /// Waits until it is there.
+    ///
+    /// # Errors
+    /// As [`tokenizer`].
+    pub fn wait(self) -> k3_formats::Result<Tokenizer> {
+        match self.thread {
+            Some(thread) => thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)),
+            None => tokenizer(&self.container),
+        }
+    }
 }
 
 /// Ids that end a reply: what the config, `generation_config.json` and the tokenizer each

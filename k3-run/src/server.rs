@@ -252,7 +252,7 @@ fn run_engine(container: &Container, app: &App, options: &ServeOptions) -> anyho
     args.chunk = args.chunk.max(options.slots);
     let mut engine =
         open::engine_for(container, &args, Act8::Experts, options.sequences(container))?;
-    engine.prefetch();
+    engine.prefetch(args.usage_dir().as_deref());
     let shared = &*app.0;
     let places = (&*shared.queue, &shared.stats);
     let mut slots =

@@ -17,7 +17,9 @@ class Served:
 
     def __init__(self, *options, container=CONTAINER):
         command = [RUN, "serve", container, "--port", "0", *options]
-        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+        environment = {**os.environ, "K3_NO_USAGE": "1"}
+        self.process = subprocess.Popen(
+            command, stderr=subprocess.PIPE, text=True, env=environment)
         self.log = []
         while True:
             line = self.process.stderr.readline()

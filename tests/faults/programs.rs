@@ -96,6 +96,7 @@ impl Bench {
         let script = format!("{setup}; exec \"$@\"");
         let mut command = Command::new("bash");
         command.arg("-c").arg(script).arg("bash").arg(self.program(program)).args(args);
+        command.env("K3_NO_USAGE", "1");
         wait(&mut command)
     }
 
@@ -409,6 +410,7 @@ fn small_machines(bench: &mut Bench) {
         .args(["-c", "set -o pipefail; \"$0\" generate \"$1\" --snapshot \"$2\" -n 64 --prompt The | head -c 1"])
         .arg(bench.program("k3-run"))
         .args([clean.clone(), bench.tiny.snapshot()])
+        .env("K3_NO_USAGE", "1")
         .output()
         .unwrap();
     let outcome = same_or_said(&hung_up, true);
@@ -504,7 +506,7 @@ fn generate_long(
         .arg(container)
         .arg("--snapshot")
         .arg(snapshot)
-        .args(["--prompt", "The keeper", "--temperature", "0"])
+        .args(["--prompt", "The keeper", "--temperature", "0", "--no-usage"])
         .args(options)
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())

@@ -7,7 +7,7 @@ use clap::builder::FalseyValueParser;
 use clap::{Args, ValueEnum};
 
 use super::values::{fraction, gibibytes, look_ahead, positive, size};
-use crate::experts::{DirectIo, LookAhead};
+use crate::experts::{DirectIo, LookAhead, cache_dir};
 use crate::memory::MemoryMode;
 use crate::state::KvType;
 
@@ -97,6 +97,12 @@ pub struct EngineArgs {
     #[arg(long, value_name = "N|auto", default_value = "auto", value_parser = look_ahead)]
     pub look_ahead: LookAhead,
 
+    /// Neither keep which experts were used, nor read those early that former conversations
+    /// used most. They are kept in a small file for each container in $XDG_CACHE_HOME/k3, or
+    /// ~/.cache/k3, by generate, chat and serve. Never changes a result.
+    #[arg(long, env = "K3_NO_USAGE", value_parser = FalseyValueParser::new())]
+    pub no_usage: bool,
+
     /// Keep only a token's weightiest routed experts that together have this part of the
     /// weight, for example 0.9. Changes results.
     #[arg(long, value_name = "F", env = "K3_TOPP", value_parser = fraction)]
@@ -137,6 +143,11 @@ impl EngineArgs {
     /// Memory for cached experts in bytes, if the user said.
     pub fn expert_cache_bytes(&self) -> Option<u64> {
         self.expert_cache.or(self.expert_gb)
+    }
+
+    /// Folder in which the usage of experts is kept, if it is.
+    pub fn usage_dir(&self) -> Option<PathBuf> {
+        if self.no_usage { None } else { cache_dir() }
     }
 
     /// The same with room for `tokens`, unless the user said how many.

@@ -12,9 +12,8 @@ use crate::sampler::SamplingParams;
 use crate::session::{Session, SessionOptions};
 
 pub(super) fn run(args: &ChatArgs) -> anyhow::Result<()> {
+    let opening = open::TokenizerThread::start(&args.engine.container);
     let container = Container::open(&args.engine.container)?;
-    let tokenizer = open::tokenizer(&container.dir)?;
-    let stop_ids = open::stop_ids(&container, &tokenizer)?;
     let context = args.engine.context.unwrap_or(DEFAULT_CONTEXT).min(container.config.max_context);
     let session = SessionOptions::conversation(
         context,
@@ -25,7 +24,11 @@ pub(super) fn run(args: &ChatArgs) -> anyhow::Result<()> {
     let layers = args.engine.layers.unwrap_or(usize::MAX).clamp(1, container.config.layers());
     let kept_bytes = session.kept_bytes(&container.config, layers);
     let sequences = Sequences { count: 1, kept_bytes };
-    let engine = open::engine_for(&container, &args.engine, Act8::Experts, sequences)?;
+    let mut engine = open::engine_for(&container, &args.engine, Act8::Experts, sequences)?;
+    // While the first line is being typed.
+    engine.prefetch(args.engine.usage_dir().as_deref());
+    let tokenizer = opening.wait()?;
+    let stop_ids = open::stop_ids(&container, &tokenizer)?;
     let session = Session::with_options(&engine, &session)?;
     let effort = match args.effort {
         EffortWord::Low => Some(Effort::Low),

@@ -21,8 +21,10 @@ use crate::speculate::{DraftStats, Drafter, decode};
 
 pub(super) fn run(args: &GenerateArgs) -> anyhow::Result<()> {
     let start = Instant::now();
+    let opening = open::TokenizerThread::start(&args.engine.container);
     let container = Container::open(&args.engine.container)?;
-    let tokenizer = open::tokenizer(&container.dir)?;
+    // How long the prompt is decides how much room there must be.
+    let tokenizer = opening.wait()?;
     let prompt = prompt_ids(args, &tokenizer)?;
     let loaded = args.session.load.as_deref().map(saved_tokens).transpose()?.unwrap_or(0);
     let room = loaded.saturating_add(prompt.len()).saturating_add(args.tokens);
@@ -36,6 +38,7 @@ pub(super) fn run(args: &GenerateArgs) -> anyhow::Result<()> {
     let kept_bytes = options.kept_bytes(&container.config, layers);
     let sequences = Sequences { count: 1, kept_bytes };
     let mut engine = open::engine_for(&container, &engine_args, Act8::Experts, sequences)?;
+    engine.prefetch(engine_args.usage_dir().as_deref());
     let mut session = Session::with_options(&engine, &options)?;
     let conversation = match &args.session.load {
         Some(path) => session.load(&engine, path)?,

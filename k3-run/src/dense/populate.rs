@@ -44,8 +44,9 @@ impl Populate {
         Self { ranges, stop: Arc::new(AtomicBool::new(false)), thread: None }
     }
 
-    /// Starts the thread, once. Without it, pages come in when they are first used.
-    pub(super) fn start(&mut self) {
+    /// Starts the thread, once, which calls `then` at its end. Without it, pages come in when
+    /// they are first used.
+    pub(super) fn start(&mut self, then: impl FnOnce() + Send + 'static) {
         if self.ranges.is_empty() {
             return;
         }
@@ -57,6 +58,7 @@ impl Populate {
                 }
                 map.populate(range);
             }
+            then();
         };
         // Only speed is lost where no thread can be started.
         self.thread = std::thread::Builder::new().name("k3-populate".into()).spawn(work).ok();

@@ -14,7 +14,18 @@ use super::source::{Job, Source};
 use super::stats::ExpertStats;
 use crate::trace::Trace;
 
-/// Early reads in flight: when the layer asks for others, they wait for no more than these.
+/// How urgent a read is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Urgency {
+    /// A layer waits for it.
+    Demand,
+    /// It is for a guess.
+    Early,
+    /// It is for the warm start.
+    Warm,
+}
+
+/// Early and warm reads in flight: when the layer asks for others, they wait for no more than these.
 const EARLY_READS: usize = 2;
 
 /// What a slot is kept for.
@@ -26,6 +37,8 @@ pub(super) enum Holder {
     Layer,
     /// A guess about the next layer.
     Guess,
+    /// The cache, once it is read: what former processes used most.
+    Warm,
     /// Nobody any more, but reads are under way.
     GivenUp,
 }
@@ -54,6 +67,10 @@ pub(super) struct Books {
     /// Reads that a layer waits for, and those for guesses, which come second.
     demand: VecDeque<Job>,
     early: VecDeque<Job>,
+    /// Reads of the one expert that the warm start has begun, and those that follow, best
+    /// last. They come third.
+    warm: VecDeque<Job>,
+    warm_next: Vec<(Key, ExpertEntry)>,
     early_reading: usize,
     /// Reads in `demand` or taken from it and not ended.
     demand_left: usize,
@@ -61,6 +78,8 @@ pub(super) struct Books {
     pub(super) stats: ExpertStats,
     pub(super) trace: Option<Arc<Trace>>,
     pub(super) closing: bool,
+    /// Steps that were begun.
+    pub(super) steps: u32,
     /// The layer that asked last; an earlier one begins a step.
     layer: usize,
     /// Slots that hold guesses.
@@ -86,12 +105,15 @@ impl Books {
             slots: (0..slots).map(|_| slot()).collect(),
             demand: VecDeque::with_capacity(256),
             early: VecDeque::with_capacity(64),
+            warm: VecDeque::new(),
+            warm_next: Vec::new(),
             early_reading: 0,
             demand_left: 0,
             pace,
             stats: ExpertStats::default(),
             trace: None,
             closing: false,
+            steps: 0,
             layer: usize::MAX,
             guesses: Vec::with_capacity(super::stats::RANKS),
             ranked: (usize::MAX, Vec::with_capacity(super::stats::RANKS)),
@@ -105,6 +127,7 @@ impl Books {
                 self.cache.set_half_life(half_life);
             }
             self.cache.tick();
+            self.steps = self.steps.saturating_add(1);
         }
         self.layer = layer;
         self.duel.replay(keys);
@@ -129,17 +152,48 @@ impl Books {
         *guessed = usize::MAX;
     }
 
-    /// The next read to do, and whether it is an early one.
-    pub(super) fn next_job(&mut self) -> Option<(Job, bool)> {
+    /// The next read to do, and how urgent it is.
+    pub(super) fn next_job(&mut self, source: &Source) -> Option<(Job, Urgency)> {
         if let Some(job) = self.demand.pop_front() {
-            return Some((job, false));
+            return Some((job, Urgency::Demand));
         }
         if self.early_reading >= EARLY_READS {
             return None;
         }
-        let job = self.early.pop_front()?;
+        let early = self.early.pop_front().map(|job| (job, Urgency::Early));
+        let next = early.or_else(|| Some((self.next_warm(source)?, Urgency::Warm)))?;
         self.early_reading += 1;
-        Some((job, true))
+        Some(next)
+    }
+
+    /// From now on, reads what is idle time's work: the experts of `wanted`, best last.
+    pub(super) fn warm(&mut self, wanted: Vec<(Key, ExpertEntry)>) {
+        self.warm_next = wanted;
+    }
+
+    fn next_warm(&mut self, source: &Source) -> Option<Job> {
+        while self.warm.is_empty() {
+            let (key, entry) = self.warm_next.pop()?;
+            if !self.cache.is_half_free() {
+                // What is used now is worth more than what was used then.
+                self.warm_next = Vec::new();
+                return None;
+            }
+            if self.cache.slot_of(key).is_none()
+                && let Some(slot) = self.cache.take(key)
+            {
+                self.begin_reads(source, slot, key, &entry, Holder::Warm);
+                self.stats.warmed += 1;
+                if self.slots[slot].left == 0 {
+                    // No memory for it: the slot goes back, and the warm start ends.
+                    self.slots[slot].error = None;
+                    self.slots[slot].holder = Holder::Cache;
+                    self.cache.forget(slot);
+                    self.warm_next = Vec::new();
+                }
+            }
+        }
+        self.warm.pop_front()
     }
 
     /// Lists the reads of a slot that was just taken.
@@ -151,7 +205,7 @@ impl Books {
         entry: &ExpertEntry,
         holder: Holder,
     ) {
-        let Self { slots, demand, early, demand_left, guesses, .. } = self;
+        let Self { slots, demand, early, warm, demand_left, guesses, .. } = self;
         let (taken, guess) = (&mut slots[slot], holder == Holder::Guess);
         taken.sums.clear(); // of reads that were given up
         (taken.holder, taken.guess, taken.bytes) = (holder, guess, 0);
@@ -167,9 +221,13 @@ impl Books {
         let buffer = taken.buffer.as_mut().expect("reserved above");
         source.jobs((slot, key), entry, source.read_bytes, buffer, |job| {
             taken.left += 1;
-            if guess { &mut *early } else { &mut *demand }.push_back(job);
+            match holder {
+                Holder::Guess => early.push_back(job),
+                Holder::Warm => warm.push_back(job),
+                _ => demand.push_back(job),
+            }
         });
-        if !guess {
+        if holder == Holder::Layer {
             *demand_left += taken.left;
         }
     }
@@ -179,7 +237,7 @@ impl Books {
         &mut self,
         slot: usize,
         bytes: usize,
-        early: bool,
+        urgency: Urgency,
         result: io::Result<()>,
         checksum: Option<(PieceSum, u32)>,
     ) -> bool {
@@ -213,13 +271,39 @@ impl Books {
             entry.error = None;
             entry.holder = Holder::Cache;
             self.cache.free(slot);
+        } else if ended && self.slots[slot].holder == Holder::Warm {
+            self.end_warm(slot);
         }
-        if early {
-            self.early_reading -= 1;
-        } else {
-            self.end_demand(1);
+        match urgency {
+            Urgency::Demand => self.end_demand(1),
+            Urgency::Early | Urgency::Warm => self.early_reading -= 1,
         }
         ended
+    }
+
+    /// An expert of the warm start that nobody asked for meanwhile is there, or is not.
+    fn end_warm(&mut self, slot: usize) {
+        if self.slots[slot].error.take().is_some() {
+            // Whoever needs it tries again, and is told.
+            self.slots[slot].holder = Holder::Cache;
+            self.cache.forget(slot);
+        } else {
+            self.release(slot);
+        }
+    }
+
+    /// A layer asks for an expert that is being read, or was, as early as it could be.
+    pub(super) fn claim(&mut self, slot: usize) {
+        let entry = &mut self.slots[slot];
+        let warm = entry.holder == Holder::Warm;
+        (entry.holder, entry.guess) = (Holder::Layer, false);
+        // What is not yet being read goes before all the rest.
+        let queue = if warm { &mut self.warm } else { &mut self.early };
+        while let Some(at) = queue.iter().rposition(|job| job.slot == slot) {
+            self.demand.extend(queue.remove(at));
+            self.demand.rotate_right(1);
+            self.demand_left += 1;
+        }
     }
 
     /// Takes the guesses that a layer asks for as its own and gives up the others.
@@ -230,15 +314,8 @@ impl Books {
                 self.give_up(slot);
                 continue;
             }
-            let entry = &mut self.slots[slot];
-            (entry.holder, entry.guess) = (Holder::Layer, false);
             self.stats.look_ahead.used += 1;
-            // What is not yet being read goes before all the rest.
-            let last = |early: &VecDeque<Job>| early.iter().rposition(|job| job.slot == slot);
-            while let Some(job) = last(&self.early).and_then(|at| self.early.remove(at)) {
-                self.demand.push_front(job);
-                self.demand_left += 1;
-            }
+            self.claim(slot);
         }
         self.guesses.clear();
     }

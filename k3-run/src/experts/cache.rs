@@ -29,6 +29,10 @@ const LISTS: u32 = u64::BITS;
 /// longest half-life.
 const ABOVE: u32 = 28;
 
+/// What a worth that is kept for another process is counted from: this far below one use
+/// just now, an expert is worth nothing.
+const NOTHING: u32 = LISTS * LIST;
+
 /// Steps after which a use may count half.
 pub(super) const HALF_LIVES: std::ops::RangeInclusive<f32> = 0.125..=64.0;
 
@@ -75,7 +79,7 @@ impl Cache {
             linked: 0,
             capacity,
             // Far enough from zero for a key never used to be worth nothing.
-            now: LISTS * LIST,
+            now: NOTHING,
             pace: 0,
         };
         cache.set_half_life(half_life);
@@ -178,6 +182,35 @@ impl Cache {
             }
         }
         hits
+    }
+
+    /// What every expert is worth against one use just now, 0 for nothing.
+    pub(super) fn worths(&self) -> Vec<u16> {
+        let worth = |&worth: &u32| (worth + NOTHING).saturating_sub(self.now) as u16;
+        self.worths.iter().map(worth).collect()
+    }
+
+    /// Takes the worths of another process for those of this one, which has used nothing yet.
+    /// Whatever they are, they count no more than the most that uses can.
+    ///
+    /// # Panics
+    /// An expert was used, or there is another number of them.
+    pub(super) fn remember(&mut self, worths: &[u16]) {
+        assert!(self.worths.len() == worths.len() && self.worths.iter().all(|&worth| worth == 0));
+        let most = NOTHING + ABOVE * LIST - 1;
+        for (worth, &kept) in self.worths.iter_mut().zip(worths) {
+            *worth = (self.now + u32::from(kept).min(most)).saturating_sub(NOTHING);
+        }
+    }
+
+    /// Whether more than half of the slots are free.
+    pub(super) fn is_half_free(&self) -> bool {
+        2 * self.free.len() > self.slots.len()
+    }
+
+    /// Most experts that stay.
+    pub(super) fn capacity(&self) -> usize {
+        self.capacity
     }
 
     /// The lowest list of the ring.

@@ -68,7 +68,7 @@ impl ExpertStore {
                     // A guess that came true was read for this layer.
                     let cached = books.slots[slot].holder == Holder::Cache;
                     books.stats.hits += u64::from(cached);
-                    books.slots[slot].holder = Holder::Layer;
+                    books.claim(slot);
                     lists.pending.push((expert, slot));
                 }
             }

@@ -7,6 +7,7 @@ use k3_formats::expert_table::ExpertEntry;
 use k3_formats::tensor_name::ExpertPart;
 
 use super::Shared;
+use super::books::Urgency;
 use super::buffer::{ExpertBuffer, ExpertShape, Piece};
 use super::cache::Key;
 use super::places::Places;
@@ -87,7 +88,7 @@ impl Source {
 pub(super) fn read_jobs(shared: &Shared, reader: usize) {
     let mut books = shared.lock();
     while !books.closing {
-        let Some((mut job, early)) = books.next_job() else {
+        let Some((mut job, urgency)) = books.next_job(&shared.source) else {
             books = shared.jobs.wait(books).unwrap_or_else(std::sync::PoisonError::into_inner);
             continue;
         };
@@ -100,13 +101,17 @@ pub(super) fn read_jobs(shared: &Shared, reader: usize) {
         drop(piece); // before anyone can see that the slot is complete
         if let Some((trace, start)) = span {
             let (layer, expert) = shared.place(key);
-            let name = if early { "read early" } else { "read" };
+            let name = match urgency {
+                Urgency::Demand => "read",
+                Urgency::Early => "read early",
+                Urgency::Warm => "warm start",
+            };
             let lane = Lane::Disk(reader);
             let expert = Some(expert);
             trace.add(Span { name, lane, start, layer, expert, bytes: bytes as u64 });
         }
         books = shared.lock();
-        if books.end_read(slot, bytes, early, result, checksum) {
+        if books.end_read(slot, bytes, urgency, result, checksum) {
             shared.landed.notify_all();
         }
     }

@@ -12,7 +12,9 @@ pub struct ExpertStats {
     pub hits: u64,
     /// Experts that had to be read, those begun early among them.
     pub misses: u64,
-    /// Bytes of experts read, wasted ones among them.
+    /// Experts that were read, or begun, because former processes used them most.
+    pub warmed: u64,
+    /// Bytes of experts read, wasted ones and those of the warm start among them.
     pub bytes_read: u64,
     /// Experts that left the cache, or were not worth keeping after use.
     pub evictions: u64,
@@ -52,6 +54,7 @@ impl ExpertStats {
         Self {
             hits: self.hits - earlier.hits,
             misses: self.misses - earlier.misses,
+            warmed: self.warmed - earlier.warmed,
             bytes_read: self.bytes_read - earlier.bytes_read,
             evictions: self.evictions - earlier.evictions,
             waited: self.waited.saturating_sub(earlier.waited),

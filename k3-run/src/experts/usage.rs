@@ -97,14 +97,15 @@ impl UsageFile {
         let dir = self.path.parent().unwrap_or(Path::new("."));
         fs_err::create_dir_all(dir).map_err(|e| Error::io(dir, "create", e))?;
         let write = |e| Error::io(&self.path, "write", e);
-        let mut file = tempfile::Builder::new().prefix(".usage-").tempfile_in(dir).map_err(write)?;
+        let mut file =
+            tempfile::Builder::new().prefix(".usage-").tempfile_in(dir).map_err(write)?;
         file.write_all(&usage.encode(self.manifest)).map_err(write)?;
         file.persist(&self.path).map(drop).map_err(|e| write(e.error))
     }
 }
 
 /// The folder for files that may be lost: `$XDG_CACHE_HOME/k3`, else `~/.cache/k3`.
-pub fn cache_dir() -> Option<PathBuf> {
+pub(crate) fn cache_dir() -> Option<PathBuf> {
     let given = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
     let cache = given.filter(|path| path.is_absolute());
     Some(cache.or_else(|| Some(std::env::home_dir()?.join(".cache")))?.join("k3"))

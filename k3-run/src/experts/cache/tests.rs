@@ -40,6 +40,35 @@ fn old_uses_fade() {
 }
 
 #[test]
+fn worths_come_back_in_another_process() {
+    let mut first = cache(10, 3);
+    for key in [0, 1, 1, 1, 2, 0, 1] {
+        touch(&mut first, key);
+        first.tick();
+    }
+    let kept = first.worths();
+    assert!(kept[1] > kept[0] && kept[0] > kept[2] && kept[2] > 0 && kept[3] == 0, "{kept:?}");
+    let mut second = cache(10, 3);
+    second.remember(&kept);
+    assert_eq!(second.worths(), kept);
+    // What was used much then stays for longer than what is used once now.
+    for key in [1, 4, 5, 6, 7] {
+        touch(&mut second, key);
+    }
+    assert!(second.slot_of(1).is_some());
+    // Nonsense counts no more than the most there is, and fades.
+    let mut third = cache(10, 3);
+    third.remember(&[u16::MAX; 10]);
+    let most = third.worths()[0];
+    touch(&mut third, 0);
+    assert_eq!(third.worths()[0], most);
+    (0..100).for_each(|_| third.tick());
+    assert!(third.worths()[0] < most && third.worths().iter().all(|&worth| worth > 0));
+    (0..100).for_each(|_| third.tick());
+    assert!(third.worths().iter().all(|&worth| worth == 0));
+}
+
+#[test]
 fn what_is_worth_less_than_the_rest_does_not_stay() {
     let mut cache = cache(10, 1);
     touch(&mut cache, 0);
