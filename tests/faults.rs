@@ -21,6 +21,7 @@ use serde_json::{Value, json};
 use crate::support::TinyK3;
 
 mod programs;
+mod reads;
 
 fn convert(snapshot: &Path, out: &Path, allow_nonfinite: bool) -> Result<Vec<String>> {
     let snapshot = Snapshot::open(snapshot)?;

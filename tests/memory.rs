@@ -32,7 +32,7 @@ fn plan(container: &Container, options: &[&str]) -> anyhow::Result<MemoryPlan> {
 }
 
 /// Budgets from the smallest that streams to one that keeps everything.
-fn budgets(container: &Container) -> Vec<String> {
+pub(crate) fn budgets(container: &Container) -> Vec<String> {
     let options = ["--memory", "stream", "--expert-cache", "0"];
     let least = plan(container, &[&options[..], &["--ram", "0"]].concat()).unwrap_err();
     let hint = least.downcast_ref::<k3_formats::Error>().unwrap().hint_text().unwrap();

@@ -12,6 +12,7 @@ use k3_formats::container::{Container, MatrixPlace};
 use k3_formats::quant::MatrixFormat;
 use k3_formats::tensor_name::{TensorClass, dense_tensors};
 
+use crate::experts::OpenShard;
 use crate::kernels::{Activations, Forms, Matrix};
 use crate::linear::{Product, multiply_prepared};
 use crate::model::Numerics;
@@ -212,7 +213,8 @@ enum Source {
 }
 
 impl<'a> Dense<'a> {
-    /// Places the matrices of the first `layers` layers; reads nothing yet.
+    /// Places the matrices of the first `layers` layers; reads nothing yet. `files` opens the
+    /// files of weights that are not mapped.
     ///
     /// # Errors
     /// The container lacks a matrix, or a thread cannot be started.
@@ -223,6 +225,7 @@ impl<'a> Dense<'a> {
         container: &'a Container,
         layers: usize,
         placement: &Placement,
+        files: Arc<dyn OpenShard>,
     ) -> anyhow::Result<Self> {
         let matrices = DenseMatrix::all(container, layers)?;
         let source = match placement {
@@ -230,7 +233,7 @@ impl<'a> Dense<'a> {
                 Source::Mapped(Populate::new(container, &matrices, *populate))
             }
             Placement::Loaded { keep, lock } => {
-                Source::Loaded(Loader::new(container, &matrices, keep, *lock)?)
+                Source::Loaded(Loader::new(container, &matrices, keep, *lock, files)?)
             }
         };
         Ok(Self { container, matrices, source })

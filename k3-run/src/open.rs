@@ -12,7 +12,7 @@ use k3_formats::{Error, text_file};
 use crate::cli::{Act8, EngineArgs};
 use crate::dense::Dense;
 use crate::engine::Engine;
-use crate::experts::{ExpertOptions, ExpertStore, READ_BYTES, ShardFiles};
+use crate::experts::{ExpertOptions, ExpertStore, OpenShard, READ_BYTES, ShardFiles};
 use crate::kernels::{Arithmetic, Kernels};
 use crate::memory::{self, MemoryMode, MemoryPlan, Request};
 use crate::model::{Model, Numerics};
@@ -126,13 +126,29 @@ pub fn engine_for<'a>(
     act8: Act8,
     sequences: Sequences,
 ) -> anyhow::Result<Engine<'a>> {
+    engine_reading(container, args, act8, sequences, Arc::new(ShardFiles))
+}
+
+/// [`engine_for`] with `files` in place of the file system, for shards and for weights that
+/// are not mapped.
+///
+/// # Errors
+/// As there.
+pub fn engine_reading<'a>(
+    container: &'a Container,
+    args: &EngineArgs,
+    act8: Act8,
+    sequences: Sequences,
+    files: Arc<dyn OpenShard>,
+) -> anyhow::Result<Engine<'a>> {
     let kernels = match &args.kernels {
         Some(name) => Kernels::by_name(name)?,
         None => Kernels::detect(),
     };
     let plan = memory_plan_for(container, args, act8, sequences)?;
     let mut notes = Vec::new();
-    let options = expert_options(container, args, plan.cache_bytes)?;
+    let mut options = expert_options(container, args, plan.cache_bytes)?;
+    options.files = Arc::clone(&files);
     let experts = ExpertStore::open(container, &options, &mut notes)?;
     notes.iter().for_each(|note| say(format_args!("note: {note}")));
     if args.memory_mode() == MemoryMode::Auto {
@@ -151,7 +167,7 @@ pub fn engine_for<'a>(
     }
     let pool = Pool::new(args.threads.unwrap_or_else(default_threads))?;
     let layers = layers(container, args);
-    let dense = Dense::new(container, layers, &plan.placement)?;
+    let dense = Dense::new(container, layers, &plan.placement, files)?;
     let model = Model::new(container, &dense, layers)?;
     Engine::new(model, dense, numerics, pool, experts, args.chunk)
 }

@@ -2,36 +2,36 @@
 
 use std::io;
 use std::path::PathBuf;
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use k3_formats::container::Container;
-use rustix::fs::Advice;
 
 use super::cut::Window;
-use crate::experts::{fill, open_direct};
+use crate::experts::{OpenShard, ReadAt, fill};
 
 struct DenseFile {
     path: PathBuf,
-    direct: OnceLock<fs_err::File>,
-    buffered: OnceLock<fs_err::File>,
+    direct: OnceLock<Box<dyn ReadAt>>,
+    buffered: OnceLock<Box<dyn ReadAt>>,
 }
 
 /// The files of a container, opened when they are first read.
 pub(super) struct Files {
     files: Vec<DenseFile>,
+    opener: Arc<dyn OpenShard>,
     buffered: AtomicBool,
 }
 
 impl Files {
-    pub(super) fn new(container: &Container) -> Self {
+    pub(super) fn new(container: &Container, opener: Arc<dyn OpenShard>) -> Self {
         let file = |path: &PathBuf| DenseFile {
             path: path.clone(),
             direct: OnceLock::new(),
             buffered: OnceLock::new(),
         };
         let files = container.dense_files().iter().map(|f| file(&f.path)).collect();
-        Self { files, buffered: AtomicBool::new(false) }
+        Self { files, opener, buffered: AtomicBool::new(false) }
     }
 
     /// Path of a file, for messages.
@@ -52,7 +52,7 @@ impl Files {
         let file = &self.files[file];
         let to = &mut buffer[window.at.clone()];
         if !self.is_buffered() {
-            let read = open_once(&file.direct, || open_direct(&file.path))
+            let read = open_once(&file.direct, || self.opener.open(&file.path, true))
                 .and_then(|f| fill(f, to, window.offset, window.needed));
             match read {
                 // Some file systems refuse at open, some at the first transfer; a short
@@ -61,12 +61,10 @@ impl Files {
                 done => return done,
             }
         }
-        let source = open_once(&file.buffered, || fs_err::File::open(&file.path))?;
+        let source = open_once(&file.buffered, || self.opener.open(&file.path, false))?;
         fill(source, &mut to[..window.needed], window.offset, window.needed)?;
-        // Read again next step, long after it would have pushed other things out. A
-        // refusal leaves only the cache less tidy.
-        let length = std::num::NonZero::new(window.needed as u64);
-        let _ = rustix::fs::fadvise(source.file(), window.offset, length, Advice::DontNeed);
+        // Read again next step, long after it would have pushed other things out.
+        source.forget(window.offset, window.needed as u64);
         Ok(())
     }
 }
@@ -77,11 +75,11 @@ fn is_refusal(e: &io::Error) -> bool {
 
 /// Two threads may open at once; one of the two handles is dropped again.
 fn open_once(
-    cell: &OnceLock<fs_err::File>,
-    open: impl FnOnce() -> io::Result<fs_err::File>,
-) -> io::Result<&fs_err::File> {
+    cell: &OnceLock<Box<dyn ReadAt>>,
+    open: impl FnOnce() -> io::Result<Box<dyn ReadAt>>,
+) -> io::Result<&dyn ReadAt> {
     if cell.get().is_none() {
         let _ = cell.set(open()?);
     }
-    Ok(cell.get().expect("just set"))
+    Ok(&**cell.get().expect("just set"))
 }

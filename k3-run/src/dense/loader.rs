@@ -14,6 +14,7 @@ use super::files::Files;
 use super::placement::{Pieces, RING_SLOTS};
 use super::ring::{Kind, Next, Ring, Ticket};
 use super::{DenseMatrix, Home, file_name};
+use crate::experts::OpenShard;
 use crate::kernels::Matrix;
 
 /// Threads that read pieces: two requests in flight keep most drives busy.
@@ -255,6 +256,7 @@ impl Loader {
         matrices: &[DenseMatrix],
         keep: &[bool],
         lock_kept: bool,
+        files: Arc<dyn OpenShard>,
     ) -> anyhow::Result<Self> {
         assert_eq!(matrices.len(), keep.len(), "a placement of this model");
         let pieces = Pieces::new(matrices);
@@ -281,7 +283,7 @@ impl Loader {
             closing: false,
         };
         let shared = Arc::new(Shared {
-            files: Files::new(container),
+            files: Files::new(container, files),
             script,
             slot_bytes: pieces.largest(matrices, keep),
             lock_kept,

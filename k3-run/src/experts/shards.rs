@@ -37,11 +37,25 @@ pub trait ReadAt: Send + Sync {
     /// # Errors
     /// As `pread`.
     fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<usize>;
+
+    /// Lets the page cache forget a range that will not be read soon.
+    fn forget(&self, _offset: u64, _len: u64) {}
 }
 
 impl ReadAt for fs_err::File {
     fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<usize> {
         FileExt::read_at(self.file(), buf, offset)
+    }
+
+    fn forget(&self, offset: u64, len: u64) {
+        // A hint: a refusal leaves only the cache less tidy.
+        #[cfg(target_os = "linux")]
+        let _ = rustix::fs::fadvise(
+            self.file(),
+            offset,
+            std::num::NonZero::new(len),
+            rustix::fs::Advice::DontNeed,
+        );
     }
 }
 
