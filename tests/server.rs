@@ -695,6 +695,36 @@ fn only_those_who_may_are_served() {
     server.end();
 }
 
+/// Clients that never finish the head of a request, at first or after a good one, are let go,
+/// whether they are silent or send a byte now and then; others are served meanwhile.
+#[test]
+fn slow_headers_are_let_go() {
+    let demo = Demo::new();
+    let server = demo.serve(|o| o.head_time = Duration::from_millis(400));
+    let connect = || TcpStream::connect(server.address).unwrap();
+    let mut silent = connect();
+    let mut after = connect();
+    after.write_all(b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\nGET /hea").unwrap();
+    let mut dripping = connect();
+    let mut dripped = 0;
+    for byte in b"GET /health HTTP/1.1\r\nhost: localhost\r\nx: ".iter().chain([b'x'; 200].iter()) {
+        assert_eq!(get(server.address, "/health/live").status, 200);
+        if dripping.write_all(&[*byte]).is_err() {
+            break;
+        }
+        dripped += 1;
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    assert!(dripped < 200, "it was let drip");
+    let mut answer = Vec::new();
+    let end = silent.read_to_end(&mut answer);
+    assert!(end.is_err() || answer.is_empty(), "{}", String::from_utf8_lossy(&answer));
+    let mut answer = Vec::new();
+    let _ = after.read_to_end(&mut answer);
+    assert!(answer.starts_with(b"HTTP/1.1 200"), "{}", String::from_utf8_lossy(&answer));
+    server.end();
+}
+
 #[test]
 fn small_endpoints() {
     let demo = Demo::new();

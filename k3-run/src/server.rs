@@ -36,6 +36,7 @@ use crate::state::{kda_bytes, latent_bytes};
 mod access;
 mod chat_completions;
 mod completions;
+mod connections;
 mod error;
 mod generation;
 mod mailbox;
@@ -62,7 +63,9 @@ use wire::Head;
 const SAMPLER_BYTES: usize = 16;
 /// Request bodies that are read at the same time.
 const MAX_BODIES: usize = 64;
-/// Time for a request's body to arrive.
+/// Time for the head of a request to arrive.
+pub const HEAD_TIME: Duration = Duration::from_secs(30);
+/// Time for its body to arrive.
 const BODY_TIME: Duration = Duration::from_secs(60);
 /// Time for clients to take what is left of their replies when the server ends.
 const FAREWELL: Duration = Duration::from_secs(5);
@@ -92,6 +95,8 @@ pub struct ServeOptions {
     pub model: String,
     /// Silence after which a waiting client is told of progress.
     pub comment_every: Duration,
+    /// Time for the head of a request to arrive, counted from the end of the one before.
+    pub head_time: Duration,
     /// Time for replies to finish when the server ends.
     pub grace: Duration,
     /// Folder in which the slots' conversations outlive the process.
@@ -115,6 +120,7 @@ impl ServeOptions {
             cors: Vec::new(),
             model: "kimi-k3".into(),
             comment_every: Duration::from_secs(5),
+            head_time: HEAD_TIME,
             grace: Duration::from_secs(30),
             save_dir: None,
             signals: false,
@@ -286,11 +292,9 @@ async fn run_http(
     mut received: mpsc::UnboundedReceiver<Command>,
 ) -> anyhow::Result<()> {
     let listener = tokio::net::TcpListener::from_std(listener)?;
-    let (close, mut closed) = watch::channel(false);
-    let serve = axum::serve(listener, router(app.clone())).with_graceful_shutdown(async move {
-        let _ = closed.wait_for(|closed| *closed).await;
-    });
-    let serve = tokio::spawn(serve.into_future());
+    let (close, closed) = watch::channel(false);
+    let serve = connections::serve(listener, router(app.clone()), closed, options.head_time);
+    let serve = tokio::spawn(serve);
     if options.signals {
         watch_signals(&commands)?;
     }

@@ -8,7 +8,7 @@ use k3_formats::{Error, text_file};
 use crate::cli::ServeArgs;
 use crate::open::DEFAULT_CONTEXT;
 use crate::report::say;
-use crate::server::{ServeOptions, Server};
+use crate::server::{HEAD_TIME, ServeOptions, Server};
 use crate::session::SessionOptions;
 
 pub(super) fn run(args: &ServeArgs) -> anyhow::Result<()> {
@@ -31,6 +31,7 @@ pub(super) fn run(args: &ServeArgs) -> anyhow::Result<()> {
         cors: args.cors.clone(),
         model: args.model_name.clone(),
         comment_every: Duration::from_secs(args.keep_alive),
+        head_time: HEAD_TIME,
         grace: Duration::from_secs(args.grace),
         save_dir: args.save_dir.clone(),
         signals: true,
