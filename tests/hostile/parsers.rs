@@ -5,23 +5,37 @@
 //! passes if it comes back, and asserts what must hold of anything that was accepted.
 
 use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicBool;
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
+use clap::Parser as _;
 use fs_err as fs;
+use k3_formats::calibration::Calibration;
 use k3_formats::config::ModelConfig;
 use k3_formats::container::{Container, Manifest};
+use k3_formats::digest::Digest;
 use k3_formats::expert_table::ExpertTable;
+use k3_formats::recipe::Recipe;
 use k3_formats::safetensors_header::Header;
 use k3_formats::snapshot::{WeightIndex, check_plain_name};
 use k3_formats::tensor_name::{ExpertPart, dense_tensors};
 use k3_formats::tokenizer::{Specials, Tokenizer};
+use k3_prep::synth::Preset;
 use k3_run::chat::json::{Dialect, Separators};
 use k3_run::chat::{ChatRequest, Defaults, Json, Markup, ReplyParser, Start, xtml};
+use k3_run::cli::{Act8, Cli};
+use k3_run::engine::Engine;
+use k3_run::repl::Conversation;
+use k3_run::session::Session;
+
+/// Tokens that a session has room for.
+const CONTEXT: usize = 16;
 
 /// A parser and its name.
 pub(crate) type Parser = (&'static str, fn(&World, &[u8]));
 
 /// All of them.
-pub(crate) const PARSERS: [Parser; 11] = [
+pub(crate) const PARSERS: [Parser; 18] = [
     ("header", header),
     ("index", index),
     ("config", config),
@@ -33,6 +47,13 @@ pub(crate) const PARSERS: [Parser; 11] = [
     ("chat", chat),
     ("reply", reply),
     ("json", json),
+    ("session", session),
+    ("conversation", conversation),
+    ("evaluation", evaluation),
+    ("recipe", recipe),
+    ("calibration", calibration),
+    ("dims", dims),
+    ("options", options),
 ];
 
 /// A good container, and what parsers need besides their bytes.
@@ -45,6 +66,13 @@ pub(crate) struct World {
     tokenizer: Tokenizer,
     markup: Markup,
     scratch: PathBuf,
+    runs: OnceLock<Mutex<Running>>,
+}
+
+/// An engine, and a session of it.
+struct Running {
+    engine: Engine<'static>,
+    session: Session,
 }
 
 impl World {
@@ -64,7 +92,27 @@ impl World {
             markup: Markup::of(&tokenizer).expect("the tokens of the chat format"),
             tokenizer,
             scratch: scratch.to_path_buf(),
+            runs: OnceLock::new(),
         }
+    }
+
+    /// The engine, made when it is first asked for.
+    fn running(&self) -> MutexGuard<'_, Running> {
+        let make = || {
+            let container = Container::open(&self.container).expect("a good container");
+            // For as long as the process: the engine borrows it.
+            let container: &'static Container = Box::leak(Box::new(container));
+            let path = self.container.to_str().expect("UTF-8");
+            let line =
+                ["k3-run", "info", path, "--threads", "1", "--readers", "1", "--layers", "4"];
+            let k3_run::cli::Command::Info(info) = Cli::parse_from(line).command else {
+                unreachable!("info was asked for")
+            };
+            let engine = k3_run::open::engine(container, &info.engine, Act8::Off).expect("good");
+            let session = Session::new(&engine, CONTEXT);
+            Mutex::new(Running { engine, session })
+        };
+        self.runs.get_or_init(make).lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Good bytes for a parser, to begin from.
@@ -118,6 +166,45 @@ impl World {
                 vec![ids.iter().flat_map(|&id| (id as u16).to_le_bytes()).collect()]
             }
             "json" => vec![br#"{"a":[1,-0.5e+10,true,null,"\u00e9\n\ud83d\ude00"],"b":{"c":{}}}"#.to_vec()],
+            "session" => {
+                let running = &mut *self.running();
+                let path = self.scratch.join("seed");
+                let never = AtomicBool::new(false);
+                running.session.reset();
+                running.session.extend(&mut running.engine, &[5, 77], &never, |_| {}).expect("good");
+                running.session.save(&running.engine, &path, "hello").expect("written");
+                vec![read(path)]
+            }
+            "conversation" => vec![
+                br#"{"version":1,"system":null,"thinking":true,"effort":"low","turns":[{"user":"a",
+                "answer":{"reasoning":"b","content":"c","thinking":true,"ids":[1,2]}},{"user":"d"}]}"#
+                    .to_vec(),
+            ],
+            "evaluation" => vec![
+                br#"{"text":1}
+{"tokens":3,"loss":0.5,"other_loss":0.25,"kl":0.0,"same_top":2,"worst":[]}
+"#
+                .to_vec(),
+            ],
+            "recipe" => vec![
+                br#"{"bits":4,"mla_bits":8,"head_bits":16}"#.to_vec(),
+                br#"{"name":"x","scales":"mse","rules":[{"class":"head","layers":"0-3","format":"int8-row"},
+                {"tensor":"o_proj","format":"int4-g32"},{"format":"bf16"}]}"#
+                    .to_vec(),
+            ],
+            "calibration" => {
+                let squares = [("a.weight".to_owned(), vec![1.0, 0.0, 3.5]), ("b".to_owned(), vec![])];
+                vec![Calibration::encode(77, &squares).expect("plain names")]
+            }
+            "dims" => vec![br#"{"layers":3,"experts":12,"hidden":192,"vocab":1024}"#.to_vec()],
+            "options" => [
+                "rgenerate c --ram 8G -n 3 --temperature 0.5 --top-p-experts 0.9",
+                "rserve c --slots 2 --host ::1 --port 0 --cors * --grace 5",
+                "pconvert a b --bits 8 --shards 3-7 --jobs 2",
+                "psynth a --preset real --layers 5",
+            ]
+            .map(|line| line.replace(' ', "\0").into_bytes())
+            .to_vec(),
             other => panic!("no such parser: {other}"),
         }
     }
@@ -174,10 +261,8 @@ fn tokenizer(_: &World, bytes: &[u8]) {
 
 /// A prepared tokenizer without its digest, so that damage gets past it.
 fn prepared(_: &World, bytes: &[u8]) {
-    let digest = k3_formats::digest::Digest::of(bytes).to_string();
-    let digest = (0..32).map(|i| u8::from_str_radix(&digest[2 * i..2 * i + 2], 16).expect("hex"));
     let mut whole = bytes.to_vec();
-    whole.extend(digest);
+    whole.extend(Digest::of(bytes).to_bytes());
     if let Ok(tokenizer) = Tokenizer::from_prepared_bytes(&whole) {
         assert!(tokenizer.write_prepared() == whole, "one tokenizer, one file");
         encode(&tokenizer);
@@ -284,5 +369,108 @@ fn json(_: &World, bytes: &[u8]) {
         let again = Json::parse(&printed, Dialect::Python);
         assert_eq!(again.as_ref(), Ok(&value), "what was printed reads as the same value");
         let _ = value.sorted();
+    }
+}
+
+/// A session file, as it is and with digests that fit its damage.
+fn session(world: &World, bytes: &[u8]) {
+    let Running { engine, session } = &mut *world.running();
+    let path = world.scratch.join("session");
+    for bytes in [bytes.to_vec(), with_digests(bytes)] {
+        fs::write(&path, &bytes).expect("written");
+        let _ = k3_run::session::saved_tokens(&path);
+        let Ok(conversation) = session.load(engine, &path) else { continue };
+        let _ = Conversation::from_json(&conversation, world.config.vocab);
+        assert!(session.tokens().iter().all(|&id| (id as usize) < world.config.vocab));
+        assert!(session.logits().is_empty() || session.logits().len() == world.config.vocab);
+        let saved = world.scratch.join("again");
+        session.save(engine, &saved, &conversation).expect("what was loaded can be saved");
+        assert!(fs::read(&saved).expect("a file") == bytes, "and is the same file");
+        // Whatever numbers it holds, the model can go on.
+        if session.tokens().len() < CONTEXT {
+            let never = AtomicBool::new(false);
+            session.extend(engine, &[9], &never, |_| {}).expect("room for one more");
+        }
+    }
+}
+
+/// Puts right the digests of a session file, as far as its sizes allow.
+fn with_digests(bytes: &[u8]) -> Vec<u8> {
+    const HEADER: usize = 296;
+    let mut bytes = bytes.to_vec();
+    if bytes.len() < HEADER {
+        return bytes;
+    }
+    let count = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().expect("eight"));
+    let latent = if bytes[14] == 1 { 2 } else { 4 };
+    let sizes = [(56, 4), (64, 1), (72, 4), (80, 4), (88, latent)];
+    let sizes = sizes.map(|(at, each)| count(at).saturating_mul(each));
+    let mut at = HEADER;
+    for (section, size) in sizes.into_iter().enumerate() {
+        let end = at.saturating_add(usize::try_from(size).unwrap_or(usize::MAX)).min(bytes.len());
+        let digest = Digest::of(&bytes[at..end]).to_bytes();
+        bytes[104 + 32 * section..][..32].copy_from_slice(&digest);
+        at = end;
+    }
+    let digest = Digest::of(&bytes[..HEADER - 32]).to_bytes();
+    bytes[HEADER - 32..HEADER].copy_from_slice(&digest);
+    bytes
+}
+
+fn conversation(world: &World, bytes: &[u8]) {
+    let Ok(text) = std::str::from_utf8(bytes) else { return };
+    if let Ok(talk) = Conversation::from_json(text, world.config.vocab) {
+        let again = Conversation::from_json(&talk.to_json(), world.config.vocab);
+        assert_eq!(again.expect("its own text"), talk);
+    }
+}
+
+/// The progress file of an evaluation.
+fn evaluation(world: &World, bytes: &[u8]) {
+    let path = world.scratch.join("progress");
+    fs::write(&path, bytes).expect("written");
+    let identity = serde_json::json!({"text": 1});
+    if let Ok((progress, windows)) = k3_run::eval::Progress::open(&path, &identity) {
+        drop(progress);
+        let (_, again) = k3_run::eval::Progress::open(&path, &identity).expect("its own file");
+        assert_eq!(again.len(), windows.len());
+    }
+}
+
+fn recipe(world: &World, bytes: &[u8]) {
+    let Ok(text) = std::str::from_utf8(bytes) else { return };
+    if let Ok(recipe) = Recipe::parse(text) {
+        for spec in dense_tensors(&world.config) {
+            let _ = recipe.format_of(&spec);
+        }
+        let written = serde_json::to_string(&recipe).expect("plain data serializes");
+        assert_eq!(Recipe::parse(&written).expect("its own text"), recipe);
+    }
+}
+
+fn calibration(_: &World, bytes: &[u8]) {
+    if let Ok(calibration) = Calibration::parse(bytes) {
+        for (name, squares) in &calibration.squares {
+            let importance = calibration.importance(name, squares.len()).expect("it is there");
+            assert!(importance.iter().all(|i| i.is_finite() && *i >= 0.0), "{importance:?}");
+        }
+    }
+}
+
+fn dims(_: &World, bytes: &[u8]) {
+    let Ok(text) = std::str::from_utf8(bytes) else { return };
+    let _ = Preset::Tiny.dims().with_json(text);
+}
+
+/// `r` or `p` for the program, then its arguments with zeroes between them.
+fn options(_: &World, bytes: &[u8]) {
+    use std::os::unix::ffi::OsStringExt;
+    let Some((program, rest)) = bytes.split_first() else { return };
+    let arguments = rest.split(|&b| b == 0).map(|a| std::ffi::OsString::from_vec(a.to_vec()));
+    let line = std::iter::once("k3".into()).chain(arguments);
+    if *program == b'p' {
+        let _ = k3_prep::Cli::try_parse_from(line).map_err(|e| e.render().to_string());
+    } else {
+        let _ = Cli::try_parse_from(line).map_err(|e| e.render().to_string());
     }
 }

@@ -145,7 +145,7 @@ impl Conversation {
     }
 
     /// The text that [`Conversation::from_json`] reads.
-    pub(super) fn to_json(&self) -> String {
+    pub fn to_json(&self) -> String {
         let saved = Saved {
             version: VERSION,
             system: self.system.clone(),
@@ -157,7 +157,10 @@ impl Conversation {
     }
 
     /// Reads a saved conversation for a vocabulary of `vocab` tokens.
-    pub(super) fn from_json(text: &str, vocab: usize) -> Result<Self> {
+    ///
+    /// # Errors
+    /// It is none, of another version, or has ids outside the vocabulary.
+    pub fn from_json(text: &str, vocab: usize) -> Result<Self> {
         if text.is_empty() {
             return Err(Error::missing("there is no conversation in it")
                 .hint("load a session that `k3-run chat` saved"));

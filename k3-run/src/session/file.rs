@@ -61,10 +61,16 @@ pub fn saved_tokens(path: &Path) -> Result<usize> {
 }
 
 fn open(path: &Path) -> Result<File> {
-    File::open(path).map_err(|e| match e.kind() {
+    let open = |e: std::io::Error| match e.kind() {
         std::io::ErrorKind::NotFound => Error::missing("no such file"),
         _ => Error::io(path, "open", e),
-    })
+    };
+    // Opening a pipe would wait for a writer, perhaps for ever.
+    if !fs_err::metadata(path).map_err(open)?.is_file() {
+        return Err(Error::unsupported("not a regular file")
+            .hint("give a file that --save or /save has written"));
+    }
+    File::open(path).map_err(open)
 }
 
 impl Session {
