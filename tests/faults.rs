@@ -22,6 +22,7 @@ use crate::support::TinyK3;
 
 mod programs;
 mod reads;
+mod system;
 
 fn convert(snapshot: &Path, out: &Path, allow_nonfinite: bool) -> Result<Vec<String>> {
     let snapshot = Snapshot::open(snapshot)?;

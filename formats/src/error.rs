@@ -98,7 +98,31 @@ impl Error {
 
     /// What to do next, if anything is known to help.
     pub fn hint_text(&self) -> Option<&str> {
-        self.hint.as_deref()
+        self.hint.as_deref().or_else(|| self.source.as_ref().map(hint_for))
+    }
+}
+
+/// What helps where the operating system says no.
+fn hint_for(error: &io::Error) -> &'static str {
+    use io::ErrorKind as Kind;
+    match error.kind() {
+        Kind::PermissionDenied | Kind::ReadOnlyFilesystem => {
+            "give a place that you may use, or change its permissions"
+        }
+        Kind::StorageFull | Kind::QuotaExceeded | Kind::FileTooLarge => {
+            "make space, or raise the limit, then run this again"
+        }
+        Kind::OutOfMemory => "free some memory, then run this again",
+        Kind::NotFound
+        | Kind::NotADirectory
+        | Kind::IsADirectory
+        | Kind::AlreadyExists
+        | Kind::InvalidInput
+        | Kind::InvalidFilename => "look at the path: is it what was meant?",
+        _ if error.raw_os_error() == Some(5) => {
+            "the drive failed to read or write; look at the system's log"
+        }
+        _ => "look at the path and at what it leads to",
     }
 }
 
@@ -140,6 +164,18 @@ mod tests {
         assert_eq!(e.to_string(), "m.safetensors: a.weight: expected 3 rows, found 2");
         assert_eq!(e.hint_text(), Some("download it again"));
         assert_eq!(e.kind(), ErrorKind::Mismatch);
+    }
+
+    #[test]
+    fn what_the_system_refuses_has_a_hint() {
+        let full = Error::io("a", "write", io::ErrorKind::StorageFull.into());
+        assert!(full.hint_text().unwrap().starts_with("make space"));
+        let broken = Error::io("a", "read", io::Error::from_raw_os_error(5));
+        assert!(broken.hint_text().unwrap().contains("the drive failed"));
+        let loops = Error::io("a", "read", io::Error::from_raw_os_error(40));
+        assert!(loops.hint_text().unwrap().contains("the path"));
+        let known = Error::io("a", "read", io::ErrorKind::NotFound.into()).hint("give another");
+        assert_eq!(known.hint_text(), Some("give another"));
     }
 
     #[test]

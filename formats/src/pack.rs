@@ -28,6 +28,9 @@ pub const PAGE: u64 = 4096;
 /// Longest list that is read, in bytes: a hundred times the release's.
 pub const MAX_PACK: u64 = 64 << 20;
 
+/// Most layers with experts: forty times the release's.
+const MAX_LAYERS: usize = 4096;
+
 /// Name of the bank with the experts of `layer`.
 pub fn bank_name(layer: usize) -> String {
     format!("experts-layer-{layer:03}.bank")
@@ -204,7 +207,8 @@ impl Pack {
         let header: PackHeader = serde_json::from_slice(first).map_err(|e| damaged(0, &e))?;
         let end = header.first_layer.checked_add(header.layers);
         let bank_bytes = (header.experts as u64).checked_mul(header.stride);
-        let (Some(_), Some(bank_bytes)) = (end, bank_bytes) else {
+        let (Some(_), Some(bank_bytes), true) = (end, bank_bytes, header.layers <= MAX_LAYERS)
+        else {
             return Err(damaged(0, &"its sizes are out of bounds"));
         };
         let mut pack = Self { header, banks: Vec::new() };
@@ -311,6 +315,9 @@ mod tests {
         other = header.clone();
         other.experts = usize::MAX;
         assert!(Pack::parse(&text(&other, 0..0)).is_err());
+        other = header.clone();
+        other.layers = usize::MAX >> 1;
+        assert!(Pack::parse(&text(&other, 0..0)).is_err(), "nobody counts that far");
     }
 
     #[test]

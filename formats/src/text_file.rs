@@ -75,7 +75,9 @@ pub fn read_bytes(path: &Path, limit: u64) -> Result<Vec<u8>> {
     };
     // Opening a pipe would wait for a writer, perhaps for ever.
     if !fs_err::metadata(path).map_err(open)?.is_file() {
-        return Err(Error::unsupported("not a regular file").in_file(path));
+        return Err(Error::unsupported("not a regular file")
+            .in_file(path)
+            .hint("give a plain file, not a folder, a pipe or a device"));
     }
     let file = fs_err::File::open(path).map_err(open)?.into_file();
     let mut bytes = Vec::new();

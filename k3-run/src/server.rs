@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use anyhow::{Context, anyhow};
+use anyhow::anyhow;
 use axum::body::Bytes;
 use axum::extract::{DefaultBodyLimit, FromRequest, Request, State};
 use axum::http::StatusCode;
@@ -190,8 +190,10 @@ impl Server {
         }
         let container = Container::open(&options.engine.container)?;
         let app = App::new(&container, &options)?;
-        let listener = TcpListener::bind((options.host, options.port))
-            .with_context(|| format!("cannot listen at {}:{}", options.host, options.port))?;
+        let listener = TcpListener::bind((options.host, options.port)).map_err(|e| {
+            Error::unsupported(format!("cannot listen at {}:{}: {e}", options.host, options.port))
+                .hint("give another --port or --host; --port 0 takes any port that is free")
+        })?;
         listener.set_nonblocking(true)?;
         let address = listener.local_addr()?;
         let (commands, received) = mpsc::unbounded_channel();

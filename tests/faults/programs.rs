@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use fs_err as fs;
 
-use super::contents;
+use super::{contents, system};
 use crate::support::TinyK3;
 
 /// Longest time a try may take.
@@ -29,10 +29,16 @@ struct Row {
 
 /// What was tried and how it ended.
 #[derive(Default)]
-struct Table(BTreeMap<&'static str, Row>, Vec<String>);
+pub(super) struct Table(BTreeMap<&'static str, Row>, Vec<String>);
 
 impl Table {
-    fn add(&mut self, kind: &'static str, what: &str, output: &Output, outcome: Outcome) {
+    pub(super) fn add(
+        &mut self,
+        kind: &'static str,
+        what: &str,
+        output: &Output,
+        outcome: Outcome,
+    ) {
         let row = self.0.entry(kind).or_default();
         row.tried += 1;
         let err = String::from_utf8_lossy(&output.stderr);
@@ -47,7 +53,14 @@ impl Table {
     }
 
     /// It must end with `code` and a message that contains `word`.
-    fn refused(&mut self, kind: &'static str, what: &str, output: &Output, code: i32, word: &str) {
+    pub(super) fn refused(
+        &mut self,
+        kind: &'static str,
+        what: &str,
+        output: &Output,
+        code: i32,
+        word: &str,
+    ) {
         let said = String::from_utf8_lossy(&output.stderr).into_owned()
             + &String::from_utf8_lossy(&output.stdout);
         let right = output.status.code() == Some(code) && said.contains(word);
@@ -58,7 +71,7 @@ impl Table {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Outcome {
+pub(super) enum Outcome {
     Right,
     /// No wrong result, but not what should have been said.
     Unclear,
@@ -66,7 +79,7 @@ enum Outcome {
 }
 
 /// A result equal to the good one, or a refusal with a message.
-fn same_or_said(output: &Output, same: bool) -> Outcome {
+pub(super) fn same_or_said(output: &Output, same: bool) -> Outcome {
     match output.status.code() {
         Some(0) if same => Outcome::Right,
         Some(0) => Outcome::Wrong,
@@ -75,11 +88,11 @@ fn same_or_said(output: &Output, same: bool) -> Outcome {
     }
 }
 
-struct Bench {
+pub(super) struct Bench {
     bin: PathBuf,
-    tiny: TinyK3,
-    clean: BTreeMap<String, Vec<u8>>,
-    table: Table,
+    pub(super) tiny: TinyK3,
+    pub(super) clean: BTreeMap<String, Vec<u8>>,
+    pub(super) table: Table,
 }
 
 impl Bench {
@@ -87,12 +100,12 @@ impl Bench {
         self.bin.join(name).into_os_string()
     }
 
-    fn prep<S: AsRef<OsStr>>(&self, args: &[S]) -> Output {
+    pub(super) fn prep<S: AsRef<OsStr>>(&self, args: &[S]) -> Output {
         wait(Command::new(self.program("k3-prep")).arg("-q").args(args))
     }
 
     /// Runs one of the programs in a shell that has set limits first.
-    fn limited(&self, setup: &str, program: &str, args: &[&OsStr]) -> Output {
+    pub(super) fn limited(&self, setup: &str, program: &str, args: &[&OsStr]) -> Output {
         let script = format!("{setup}; exec \"$@\"");
         let mut command = Command::new("bash");
         command.arg("-c").arg(script).arg("bash").arg(self.program(program)).args(args);
@@ -100,11 +113,15 @@ impl Bench {
         wait(&mut command)
     }
 
-    fn convert(&self, snapshot: &Path, out: &Path) -> Output {
+    pub(super) fn convert(&self, snapshot: &Path, out: &Path) -> Output {
         self.prep(&[OsStr::new("convert"), snapshot.as_os_str(), out.as_os_str()])
     }
 
-    fn is_clean(&self, out: &Path) -> bool {
+    pub(super) fn generate(&self, container: &Path, more: &[&str], setup: &str) -> Output {
+        generate(self, container, more, setup)
+    }
+
+    pub(super) fn is_clean(&self, out: &Path) -> bool {
         out.is_dir() && contents(out) == self.clean
     }
 }
@@ -151,6 +168,8 @@ fn faults_of_machines() {
     flipped_bits(&mut bench);
     small_machines(&mut bench);
     while_running(&mut bench);
+    system::full_and_read_only(&mut bench);
+    system::failing_calls(&mut bench);
 
     assert!(stamps(&snapshot) == before, "the snapshot is untouched");
     let mut sum = Row::default();
@@ -391,6 +410,7 @@ fn small_machines(bench: &mut Bench) {
         "exec 1>&-",
         "exec 2>&-",
         "exec 1>/dev/full",
+        "export TMPDIR=/nonexistent",
         "export LC_ALL=C",
         "export K3_BITS=3 K3_CHUNK=7",
         "unset HOME PATH",

@@ -15,6 +15,7 @@ use k3_formats::config::ModelConfig;
 use k3_formats::container::{Container, Manifest};
 use k3_formats::digest::Digest;
 use k3_formats::expert_table::ExpertTable;
+use k3_formats::pack::{BankRecord, Checksums, Pack, PackHeader, bank_name};
 use k3_formats::recipe::Recipe;
 use k3_formats::safetensors_header::Header;
 use k3_formats::snapshot::{WeightIndex, check_plain_name};
@@ -35,7 +36,7 @@ const CONTEXT: usize = 16;
 pub(crate) type Parser = (&'static str, fn(&World, &[u8]));
 
 /// All of them.
-pub(crate) const PARSERS: [Parser; 18] = [
+pub(crate) const PARSERS: [Parser; 19] = [
     ("header", header),
     ("index", index),
     ("config", config),
@@ -53,6 +54,7 @@ pub(crate) const PARSERS: [Parser; 18] = [
     ("recipe", recipe),
     ("calibration", calibration),
     ("dims", dims),
+    ("pack", pack),
     ("options", options),
 ];
 
@@ -197,6 +199,25 @@ impl World {
                 vec![Calibration::encode(77, &squares).expect("plain names")]
             }
             "dims" => vec![br#"{"layers":3,"experts":12,"hidden":192,"vocab":1024}"#.to_vec()],
+            "pack" => {
+                let container = Container::open(&self.container).expect("a good container");
+                let (manifest, config) = (&container.manifest, &container.config);
+                let header = PackHeader::new(config, &manifest.source, &manifest.shards);
+                let mut text = serde_json::to_vec(&header).expect("plain data serializes");
+                for layer in header.layer_range() {
+                    let bank = BankRecord {
+                        layer,
+                        name: bank_name(layer),
+                        size: header.bank_bytes(),
+                        sha256: Digest::of(b"a bank"),
+                        crc32: Checksums(vec![0xfeed; header.experts]),
+                    };
+                    text.push(b'\n');
+                    text.extend(serde_json::to_vec(&bank).expect("plain data serializes"));
+                }
+                text.push(b'\n');
+                vec![text]
+            }
             "options" => [
                 "rgenerate c --ram 8G -n 3 --temperature 0.5 --top-p-experts 0.9",
                 "rserve c --slots 2 --host ::1 --port 0 --cors * --grace 5",
@@ -460,6 +481,17 @@ fn calibration(_: &World, bytes: &[u8]) {
 fn dims(_: &World, bytes: &[u8]) {
     let Ok(text) = std::str::from_utf8(bytes) else { return };
     let _ = Preset::Tiny.dims().with_json(text);
+}
+
+/// The list of banks of a pack.
+fn pack(_: &World, bytes: &[u8]) {
+    let Ok((whole, Some(pack))) = Pack::parse(bytes) else { return };
+    assert!(whole <= bytes.len() as u64);
+    assert_eq!(pack.header.difference(&pack.header), None);
+    if let Ok(banks) = pack.complete() {
+        assert_eq!(banks.len(), pack.header.layers);
+        assert!(banks.iter().all(|bank| check_plain_name(&bank.name).is_ok()));
+    }
 }
 
 /// `r` or `p` for the program, then its arguments with zeroes between them.

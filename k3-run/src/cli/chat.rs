@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::builder::FalseyValueParser;
 use clap::{Args, ValueEnum};
 
-use super::values::positive;
+use super::values::{copies, positive};
 use super::{EngineArgs, SamplingArgs, SessionArgs};
 
 /// `k3-run chat`.
@@ -43,7 +43,7 @@ pub struct ChatArgs {
 
     /// Copies of the state kept at turn boundaries, to go back to for /retry and after an
     /// interruption.
-    #[arg(long, value_name = "N", default_value_t = 2)]
+    #[arg(long, value_name = "N", default_value_t = 2, value_parser = copies)]
     pub checkpoints: usize,
 
     /// Folder for the copies. Default: memory.

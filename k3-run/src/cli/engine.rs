@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use clap::builder::FalseyValueParser;
 use clap::{Args, ValueEnum};
 
-use super::values::{fraction, gibibytes, look_ahead, positive, size};
+use super::values::{fraction, gibibytes, look_ahead, positive, size, threads};
 use crate::experts::{DirectIo, LookAhead, cache_dir};
 use crate::memory::MemoryMode;
 use crate::state::KvType;
@@ -33,7 +33,7 @@ pub struct EngineArgs {
     snapshot_list: Option<OsString>,
 
     /// Threads that compute. Default: the physical cores this process may use.
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = threads)]
     pub threads: Option<usize>,
 
     /// Prompt tokens taken through the layers together; more need more memory and read
@@ -89,7 +89,7 @@ pub struct EngineArgs {
     pub direct_io: DirectIo,
 
     /// Expert reads in flight.
-    #[arg(long, value_name = "N", default_value_t = 4, env = "K3_LOAD_THREADS", value_parser = positive)]
+    #[arg(long, value_name = "N", default_value_t = 4, env = "K3_LOAD_THREADS", value_parser = threads)]
     pub readers: usize,
 
     /// Experts of the next layer to read before it asks, while the disk would be idle.

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use clap::Args;
 
 use super::EngineArgs;
-use super::values::slots;
+use super::values::{copies, slots};
 
 /// `k3-run serve`.
 #[derive(Debug, Args)]
@@ -42,7 +42,7 @@ pub struct ServeArgs {
 
     /// Copies of the state that each slot keeps at turn boundaries, to go back to when a
     /// conversation takes another turn.
-    #[arg(long, value_name = "N", default_value_t = 2)]
+    #[arg(long, value_name = "N", default_value_t = 2, value_parser = copies)]
     pub checkpoints: usize,
 
     /// Folder for the copies. Default: memory.

@@ -40,6 +40,23 @@ pub(super) fn guesses(text: &str) -> Result<usize, String> {
     guesses.ok_or_else(|| format!("expected a whole number up to {MAX_GUESSES}, found {text:?}"))
 }
 
+/// Copies of states that a conversation may keep.
+const MAX_COPIES: usize = 4096;
+
+pub(super) fn copies(text: &str) -> Result<usize, String> {
+    let copies = text.parse().ok().filter(|n| *n <= MAX_COPIES);
+    copies.ok_or_else(|| format!("expected a whole number up to {MAX_COPIES}, found {text:?}"))
+}
+
+/// No machine that this is made for has more cores.
+const MAX_THREADS: usize = 4096;
+
+pub(super) fn threads(text: &str) -> Result<usize, String> {
+    let threads = text.parse().ok().filter(|n| (1..=MAX_THREADS).contains(n));
+    threads
+        .ok_or_else(|| format!("expected a whole number from 1 to {MAX_THREADS}, found {text:?}"))
+}
+
 /// More rows than this in a step are a prompt's, not conversations'.
 const MAX_SLOTS: usize = 256;
 
@@ -97,5 +114,14 @@ mod tests {
         assert!(size("-1").is_err() && size("x").is_err() && size("G").is_err());
         assert_eq!(ids("[1, 2 3]").unwrap().0, [1, 2, 3]);
         assert!(ids("1,-2").is_err() && ids("").is_err());
+    }
+
+    #[test]
+    fn counts_are_bounded() {
+        assert_eq!((threads("1"), threads("4096"), copies("0")), (Ok(1), Ok(4096), Ok(0)));
+        for bad in ["-1", "18446744073709551615", "99999999999999999999", "1.5", "", "NaN"] {
+            assert!(threads(bad).is_err() && copies(bad).is_err(), "{bad}");
+        }
+        assert!(threads("0").is_err());
     }
 }

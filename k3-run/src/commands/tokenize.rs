@@ -27,7 +27,8 @@ pub(super) fn detokenize(args: &DetokenizeArgs) -> anyhow::Result<()> {
     if let Some(id) = args.ids.0.iter().find(|&&id| tokenizer.token_bytes(id).is_none()) {
         let problem =
             format!("token id {id} is not in the vocabulary of {}", tokenizer.vocab_size());
-        return Err(Error::mismatch(problem).into());
+        let hint = "ids are those that `k3-run tokenize` prints with this container";
+        return Err(Error::mismatch(problem).hint(hint).into());
     }
     writeln!(std::io::stdout().lock(), "{}", tokenizer.decode(&args.ids.0))?;
     Ok(())

@@ -16,6 +16,8 @@ use super::Window;
 /// Longest progress file that is read, in bytes.
 const MAX_FILE: u64 = 1 << 30;
 
+const OTHER_FILE: &str = "give another file";
+
 /// The open file.
 #[derive(Debug)]
 pub struct Progress {
@@ -35,14 +37,18 @@ impl Progress {
     /// The file belongs to another evaluation, or cannot be read or written.
     pub fn open(path: &Path, identity: &Value) -> anyhow::Result<(Self, Vec<Window>)> {
         let exists = path.try_exists().context("cannot look for the progress file")?;
-        let text = if exists { text_file::read(path, MAX_FILE)? } else { String::new() };
+        let bytes = if exists { text_file::read_bytes(path, MAX_FILE)? } else { Vec::new() };
+        // Every byte counts, as the file is cut behind its last whole line.
+        let text = String::from_utf8(bytes).map_err(|_| {
+            Error::malformed("not the progress of an evaluation").in_file(path).hint(OTHER_FILE)
+        })?;
         let whole = text.rfind('\n').map_or(0, |end| end + 1);
         let mut lines = text[..whole].lines();
         let mut windows = Vec::new();
         let first = lines.next().map(serde_json::from_str::<Value>);
         if whole == 0 && !text.is_empty() || first.as_ref().is_some_and(Result::is_err) {
             let error = Error::malformed("not the progress of an evaluation").in_file(path);
-            return Err(error.hint("give another file").into());
+            return Err(error.hint(OTHER_FILE).into());
         }
         if let Some(Ok(first)) = &first
             && first != identity
@@ -108,6 +114,10 @@ mod tests {
 
         let other = Progress::open(&path, &json!({"text": 2})).unwrap_err();
         assert!(other.to_string().contains("the progress of another evaluation"));
+        // A byte order mark is not ours, and would shift where the last line ends.
+        fs_err::write(&path, "\u{feff}{\"text\":1}\n").unwrap();
+        let other = Progress::open(&path, &json!({"text": 1})).unwrap_err();
+        assert!(other.to_string().contains("not the progress of an evaluation"));
         fs_err::write(&path, "some poem").unwrap();
         let other = Progress::open(&path, &json!({"text": 1})).unwrap_err();
         assert!(other.to_string().contains("not the progress of an evaluation"));

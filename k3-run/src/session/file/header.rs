@@ -92,7 +92,7 @@ impl Header {
     fn from_bytes(bytes: &[u8; HEADER]) -> Result<Self> {
         let mut rest = &bytes[..];
         if take::<8>(&mut rest) != MAGIC {
-            return Err(Error::malformed("not a session file"));
+            return Err(no_session());
         }
         let version = u32::from_le_bytes(take(&mut rest));
         if version != VERSION {
@@ -104,15 +104,17 @@ impl Header {
         }
         let arithmetic = take(&mut rest);
         let kv = match take(&mut rest) {
-            [0, _] => KvType::F32,
-            [1, _] => KvType::Bf16,
+            [0, 0] => KvType::F32,
+            [1, 0] => KvType::Bf16,
             [kind, _] => return Err(damaged(&format!("latents of unknown kind {kind}"))),
         };
         let container = take(&mut rest);
         let [layers, tokens, conversation, logits, kda, latents] =
             [(); 6].map(|()| u64::from_le_bytes(take(&mut rest)));
         let expert_top_p = u32::from_le_bytes(take(&mut rest));
-        let [_, _, _, _] = take(&mut rest);
+        if take(&mut rest) != [0; 4] {
+            return Err(damaged("bytes that should be zero are not"));
+        }
         let digests = [(); 5].map(|()| take(&mut rest));
         Ok(Self {
             arithmetic,
@@ -133,7 +135,7 @@ impl Header {
     /// the engine and to a context of `context` tokens.
     pub(super) fn read(file: &mut File, engine: &Engine<'_>, context: usize) -> Result<Self> {
         let found = Self::peek(file)?;
-        let size = file.metadata().map_err(|e| Error::io("", "read", e))?.len();
+        let size = file.metadata().map_err(|e| Error::io(file.path(), "look at", e))?.len();
         found.check(engine, context)?;
         let expected = HEADER as u64 + found.section_bytes().iter().sum::<u64>();
         if size != expected {
@@ -145,9 +147,9 @@ impl Header {
     /// Reads the header of `file`, which may belong to any model.
     pub(super) fn peek(file: &mut File) -> Result<Self> {
         let mut bytes = Vec::with_capacity(HEADER);
-        let read = file.take(HEADER as u64).read_to_end(&mut bytes);
-        read.map_err(|e| Error::io("", "read", e))?;
-        let bytes = bytes.try_into().map_err(|_| Error::malformed("not a session file"))?;
+        let read = file.by_ref().take(HEADER as u64).read_to_end(&mut bytes);
+        read.map_err(|e| Error::io(file.path(), "read", e))?;
+        let bytes = bytes.try_into().map_err(|_| no_session())?;
         Self::from_bytes(&bytes)
     }
 
@@ -204,6 +206,10 @@ fn act8(arithmetic: [u8; 2]) -> &'static str {
         [0, _] => "--act8 experts",
         _ => "--act8 on",
     }
+}
+
+fn no_session() -> Error {
+    Error::malformed("not a session file").hint("give a file that --save or /save has written")
 }
 
 /// An error about bytes that were changed after they were written.
