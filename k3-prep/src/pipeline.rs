@@ -63,9 +63,11 @@ impl Pipeline<'_> {
         };
         let writers = self.pool.current_num_threads().min(MOST_WRITERS).min(todo.len());
         thread::scope(|scope| {
-            for _ in 0..writers {
-                scope.spawn(|| self.work(&todo, &state));
+            for _ in 1..writers {
+                // A system that gives no more threads makes it slower, nothing else.
+                let _ = thread::Builder::new().spawn_scoped(scope, || self.work(&todo, &state));
             }
+            self.work(&todo, &state);
         });
         for line in lock(&state.oddities).clone().into_lines() {
             output::warn(line);

@@ -130,6 +130,7 @@ pub(super) fn failing_calls(bench: &mut Bench) {
         ("renameat2", "EINVAL"),
         ("openat", "EMFILE"),
         ("flock", "ENOLCK"),
+        ("clone3", "EAGAIN"),
     ] {
         for n in numbers {
             let what = format!("convert: {call} number {n} gives {error}");
