@@ -286,17 +286,30 @@ fn bench_memory() {
     let ram = (half.total() - half.dense_bytes / 2).to_string();
     let options = ["--memory", "stream", "--expert-cache", "4G", "--ram", &ram, "--chunk", "1"];
     let planned = plan(&container, &options).unwrap().per_token.dense_read;
+    let raw_before = raw_speed(&dir);
     let (few, many) = (run(&options, 96, None), run(&options, 192, None));
     let bytes = (many.read - few.read) as f64 / 96.0;
     let seconds = (many.seconds - few.seconds) / 96.0;
+    let raw = (raw_before + raw_speed(&dir)) / 2.0;
     writeln!(
         out,
         "\nhalf streamed: {planned} bytes planned for a token, {bytes:.0} read (kernel's count), \
-         {seconds:.3} s, which is {:.2} GB/s",
-        bytes / seconds / 1e9
+         {seconds:.3} s, which is {:.2} GB/s; raw direct reads before and after {:.2} GB/s: {:.2} \
+         times as long as the bytes alone",
+        bytes / seconds / 1e9,
+        raw / 1e9,
+        seconds * raw / bytes
     )
     .unwrap();
     assert!((bytes / planned as f64 - 1.0).abs() < 0.01);
+}
+
+/// Bytes per second of direct reads of the container, as `k3-run plan` measures them.
+fn raw_speed(container: &std::path::Path) -> f64 {
+    let mut plan = std::process::Command::new(crate::support::program());
+    let output = plan.arg("plan").arg(container).arg("--json").output().unwrap();
+    let facts: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    facts["disk_bytes_per_second"].as_f64().expect("direct reads work")
 }
 
 /// The program under observation.

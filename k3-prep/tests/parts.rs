@@ -241,6 +241,16 @@ fn an_interrupted_conversion_says_how_to_go_on() {
     let mut lines = BufReader::new(process.stderr.take().unwrap()).lines().map(Result::unwrap);
     let name = last.file_name().unwrap().to_str().unwrap();
     assert!(lines.any(|line| line.contains(name)), "it says what it waits for");
+    let times = |folder: &str| -> BTreeMap<_, _> {
+        let files = fs::read_dir(dir.join(folder)).into_iter().flatten().map(|e| e.unwrap());
+        let dense = files.filter(|f| f.file_name().to_string_lossy().ends_with(".safetensors"));
+        dense.map(|f| (f.file_name(), f.metadata().unwrap().modified().unwrap())).collect()
+    };
+    let began = std::time::Instant::now();
+    while times("out.partial").len() < 2 {
+        assert!(began.elapsed() < Duration::from_secs(60), "it converts what is there");
+        std::thread::sleep(Duration::from_millis(5));
+    }
     let kill = Command::new("kill").args(["-INT", &process.id().to_string()]).status().unwrap();
     assert!(kill.success());
     let said: Vec<String> = lines.collect();
@@ -251,7 +261,16 @@ fn an_interrupted_conversion_says_how_to_go_on() {
     assert_eq!(said[said.len() - 2..], end, "{said:?}");
     assert_eq!(process.wait().unwrap().signal(), Some(2));
 
+    // Followed again, it does nothing twice and ends when the last shard is there.
+    let before = times("out.partial");
+    assert!(before.len() >= 2);
+    let mut process = prep(dir, &["convert", "s", "out", "--follow"]).spawn().unwrap();
+    let mut lines = BufReader::new(process.stderr.take().unwrap()).lines().map(Result::unwrap);
+    assert!(lines.any(|line| line.contains(name)), "it waits again");
     fs::rename(dir.join("kept"), &last).unwrap();
-    good(dir, &["convert", "-q", "s", "out"]);
+    let said: Vec<String> = lines.collect();
+    assert!(process.wait().unwrap().success(), "{said:?}");
+    let after = times("out");
+    assert!(before.iter().all(|(name, time)| after[name] == *time), "{before:?} {after:?}");
     assert!(contents(&dir.join("out")) == contents(&dir.join("whole")));
 }

@@ -33,9 +33,12 @@ pub use self::matrix::{Matrix, Weights};
 pub use self::mla::Latents;
 pub use self::norm::{MAX_ENTRIES, Weight};
 use self::product::{Act8, Exact, Product};
-use self::scratch::Scratch;
+use self::scratch::{SCRATCH_BYTES, Scratch};
 pub use self::vecmath::Situ;
 use crate::parallel::Columns;
+
+/// Most bytes of working memory that each computing thread keeps for block products.
+pub(crate) const THREAD_BYTES: u64 = SCRATCH_BYTES as u64;
 
 /// How activations enter a product.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

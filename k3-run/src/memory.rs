@@ -14,7 +14,7 @@ use serde::Serialize;
 use crate::dense::{DenseMatrix, Pieces, Placement, RING_SLOTS, choose, kept_bytes};
 use crate::engine;
 use crate::experts::{CacheSize, ExpertShape, IN_FLIGHT};
-use crate::kernels::Arithmetic;
+use crate::kernels::{Arithmetic, THREAD_BYTES};
 use crate::state::{KvType, kda_bytes, latent_bytes};
 
 mod reuse;
@@ -74,8 +74,10 @@ pub struct Request {
     pub arithmetic: Arithmetic,
     /// Memory for cached experts, in bytes; chosen if `None`.
     pub expert_cache: Option<u64>,
-    /// Threads that compute or read.
+    /// Threads that compute.
     pub threads: usize,
+    /// Threads that read.
+    pub readers: usize,
     /// Whether kept weights are locked into memory.
     pub lock: bool,
 }
@@ -355,7 +357,10 @@ fn fixed_parts(container: &Container, request: &Request) -> anyhow::Result<Vec<P
         },
         Part {
             name: "program and threads",
-            bytes: PROGRAM + PER_THREAD * request.threads as u64 + embedding,
+            bytes: PROGRAM
+                + PER_THREAD * (request.threads + request.readers) as u64
+                + THREAD_BYTES * request.threads as u64
+                + embedding,
         },
     ])
 }
@@ -378,4 +383,44 @@ fn vectors(container: &Container, layers: usize) -> k3_formats::Result<u64> {
         last = (file, around);
     }
     Ok(total)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn release() -> Experts {
+        Experts {
+            slot_bytes: 17_551_360,
+            expert_bytes: 17_547_264,
+            layers: 92,
+            per_layer: 896,
+            top_k: 16,
+            least: 16,
+        }
+    }
+
+    #[test]
+    fn the_cache_grows_in_steps_of_one_expert_for_every_layer() {
+        let experts = release();
+        let each = experts.slot_bytes + BOOKS_PER_SLOT;
+        let mut last = 0;
+        for gb in 0..1600 {
+            let left = gb * 1_000_000_000;
+            let slots = experts.slots(left, None);
+            let kept = slots - IN_FLIGHT;
+            assert!(slots == 16 || kept.is_multiple_of(92) || slots == experts.all(), "{slots}");
+            assert!(slots >= last, "more memory is never less cache");
+            if slots > 16 {
+                let bytes = slots as u64 * each;
+                assert!(bytes <= left && left - bytes < 93 * each || slots == experts.all());
+            }
+            last = slots;
+        }
+        assert_eq!(last, 92 * 896, "all of them fit 1.45 TB");
+        // One token's choice, from which on a plain cache would keep anything: 26 GB.
+        let token = experts.slots(26_200_000_000, None);
+        assert_eq!(token, 92 * 16 + IN_FLIGHT);
+        assert!(experts.hit_rate(token) > 0.29);
+    }
 }

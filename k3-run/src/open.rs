@@ -212,7 +212,8 @@ fn memory_plan_for(
             rows: args.chunk,
             arithmetic: arithmetic(args.act8.unwrap_or(act8) == Act8::On),
             expert_cache: args.expert_cache_bytes(),
-            threads: threads + args.readers,
+            threads,
+            readers: args.readers,
             lock: args.pin,
         },
     )

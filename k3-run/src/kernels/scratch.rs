@@ -36,6 +36,11 @@ pub(super) struct Scratch {
     sums: Vec<[f32; 16]>,
 }
 
+/// Most bytes that one thread keeps.
+pub(super) const SCRATCH_BYTES: usize = ROWS * Floats::BLOCK * size_of::<Floats>()
+    + ROWS * STEPS * size_of::<Unpacked>()
+    + ROWS * TOKENS * size_of::<[f32; 16]>();
+
 thread_local! {
     static SCRATCH: RefCell<Scratch> = RefCell::default();
 }
