@@ -69,18 +69,36 @@ impl Scales {
 /// `weights`, `importance`: `[group]`.
 #[inline(always)]
 pub fn int4(weights: &[f32], importance: &[f32], absmax: f32, stored: impl Fn(f32) -> f32) -> f32 {
-    let largest = weights.iter().fold(0.0_f32, |max, w| if w.abs() > max.abs() { *w } else { max });
+    let (mut lowest, mut highest) = ([0.0_f32; LANES], [0.0_f32; LANES]);
+    each_lanes(weights, importance, |weights, _| {
+        for l in 0..LANES {
+            lowest[l] = if weights[l] < lowest[l] { weights[l] } else { lowest[l] };
+            highest[l] = if weights[l] > highest[l] { weights[l] } else { highest[l] };
+        }
+    });
+    let (mut low, mut high) = (0.0, 0.0);
+    for lane in 0..LANES {
+        low = if lowest[lane] < low { lowest[lane] } else { low };
+        high = if highest[lane] > high { highest[lane] } else { high };
+    }
     // The largest weight gets a negative code.
-    let tried = INT4_DIVISORS.map(|divisor| -largest / divisor);
+    let largest = if -low > high { low } else { high };
+    let mut tried = INT4_DIVISORS;
+    for divisor in &mut tried {
+        *divisor = -largest / *divisor;
+    }
     let codes = Codes { low: -8.0, high: 7.0 };
-    best(weights, importance, absmax, &tried, codes, stored)
+    best(weights, importance, absmax, tried, codes, stored)
 }
 
 /// A better scale for an int8 row of weights than `absmax`; `weights`, `importance`: `[cols]`.
 #[inline(always)]
 pub fn int8(weights: &[f32], importance: &[f32], absmax: f32) -> f32 {
-    let tried = INT8_CLIPS.map(|clip| absmax * clip);
-    best(weights, importance, absmax, &tried, Codes { low: -127.0, high: 127.0 }, |scale| scale)
+    let mut tried = INT8_CLIPS;
+    for clip in &mut tried {
+        *clip *= absmax;
+    }
+    best(weights, importance, absmax, tried, Codes { low: -127.0, high: 127.0 }, |scale| scale)
 }
 
 #[derive(Clone, Copy)]
@@ -101,36 +119,37 @@ impl Codes {
 }
 
 #[inline(always)]
-fn best(
+fn best<const N: usize>(
     weights: &[f32],
     importance: &[f32],
     absmax: f32,
-    tried: &[f32],
+    tried: [f32; N],
     codes: Codes,
     stored: impl Fn(f32) -> f32,
 ) -> f32 {
     let mut scale = stored(absmax);
     let mut least = error(weights, importance, scale, codes);
     let smallest = SMALLEST_PART * scale;
-    let mut consider = |new: f32, scale: &mut f32| {
-        let new = stored(new);
+    // All errors first: they do not wait for each other, and which one wins is not for a
+    // processor to guess.
+    let (mut errors, mut scales) = ([0.0; N], [0.0; N]);
+    for i in 0..N {
+        scales[i] = stored(tried[i]);
+        errors[i] = error(weights, importance, scales[i], codes);
+    }
+    for (new, found) in scales.into_iter().zip(errors) {
         // Also false for NaN.
-        if new.abs() >= smallest {
-            let found = error(weights, importance, new, codes);
-            if found < BETTER * least {
-                (*scale, least) = (new, found);
-                return true;
-            }
-        }
-        false
-    };
-    for &new in tried {
-        consider(new, &mut scale);
+        let better = (new.abs() >= smallest) & (found < BETTER * least);
+        scale = if better { new } else { scale };
+        least = if better { found } else { least };
     }
     for _ in 0..REFINEMENTS {
-        if !consider(fitted(weights, importance, scale, codes), &mut scale) {
+        let new = stored(fitted(weights, importance, scale, codes));
+        let found = error(weights, importance, new, codes);
+        if !(new.abs() >= smallest && found < BETTER * least) {
             break;
         }
+        (scale, least) = (new, found);
     }
     scale
 }
@@ -140,9 +159,18 @@ fn best(
 fn error(weights: &[f32], importance: &[f32], scale: f32, codes: Codes) -> f32 {
     let inverse = 1.0 / scale;
     let mut sums = [0.0; LANES];
-    lanes(weights, importance, |lane, w, importance| {
-        let off = w - codes.of(w, inverse) * scale;
-        sums[lane] += importance * (off * off);
+    each_lanes(weights, importance, |weights, importance| {
+        // One step a loop: that is what becomes vectors of all lanes.
+        let (mut code, mut off) = ([0.0; LANES], [0.0; LANES]);
+        for l in 0..LANES {
+            code[l] = codes.of(weights[l], inverse);
+        }
+        for l in 0..LANES {
+            off[l] = weights[l] - code[l] * scale;
+        }
+        for l in 0..LANES {
+            sums[l] += importance[l] * (off[l] * off[l]);
+        }
     });
     total(sums)
 }
@@ -152,35 +180,55 @@ fn error(weights: &[f32], importance: &[f32], scale: f32, codes: Codes) -> f32 {
 fn fitted(weights: &[f32], importance: &[f32], scale: f32, codes: Codes) -> f32 {
     let inverse = 1.0 / scale;
     let (mut products, mut squares) = ([0.0; LANES], [0.0; LANES]);
-    lanes(weights, importance, |lane, w, importance| {
-        let code = codes.of(w, inverse);
-        let weighed = importance * code;
-        products[lane] += weighed * w;
-        squares[lane] += weighed * code;
+    each_lanes(weights, importance, |weights, importance| {
+        let (mut code, mut weighed) = ([0.0; LANES], [0.0; LANES]);
+        for l in 0..LANES {
+            code[l] = codes.of(weights[l], inverse);
+        }
+        for l in 0..LANES {
+            weighed[l] = importance[l] * code[l];
+        }
+        for l in 0..LANES {
+            products[l] += weighed[l] * weights[l];
+        }
+        for l in 0..LANES {
+            squares[l] += weighed[l] * code[l];
+        }
     });
     total(products) / total(squares)
 }
 
+/// Written out, because a loop over the widths is not unrolled and then is most of a search.
 #[inline(always)]
-fn total(mut lanes: [f32; LANES]) -> f32 {
-    for half in [8, 4, 2, 1] {
-        for l in 0..half {
-            lanes[l] += lanes[l + half];
-        }
+fn total(lanes: [f32; LANES]) -> f32 {
+    let (mut eight, mut four) = ([0.0; 8], [0.0; 4]);
+    for l in 0..8 {
+        eight[l] = lanes[l] + lanes[l + 8];
     }
-    lanes[0]
+    for l in 0..4 {
+        four[l] = eight[l] + eight[l + 4];
+    }
+    (four[0] + four[2]) + (four[1] + four[3])
 }
 
+/// Hands out [`LANES`] weights and importances at a time, zeros after the last.
 #[inline(always)]
-fn lanes(weights: &[f32], importance: &[f32], mut each: impl FnMut(usize, f32, f32)) {
+fn each_lanes(
+    weights: &[f32],
+    importance: &[f32],
+    mut each: impl FnMut(&[f32; LANES], &[f32; LANES]),
+) {
     let (whole, rest) = weights.as_chunks::<LANES>();
     let (whole_importance, rest_importance) = importance.as_chunks::<LANES>();
-    for (weights, importance) in whole.iter().zip(whole_importance) {
-        for lane in 0..LANES {
-            each(lane, weights[lane], importance[lane]);
-        }
+    let mut i = 0;
+    while i < whole.len() {
+        each(&whole[i], &whole_importance[i]);
+        i += 1;
     }
-    for (lane, (&w, &importance)) in rest.iter().zip(rest_importance).enumerate() {
-        each(lane, w, importance);
+    if !rest.is_empty() {
+        let (mut weights, mut importance) = ([0.0; LANES], [0.0; LANES]);
+        weights[..rest.len()].copy_from_slice(rest);
+        importance[..rest.len()].copy_from_slice(rest_importance);
+        each(&weights, &importance);
     }
 }

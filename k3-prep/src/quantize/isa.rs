@@ -1,6 +1,7 @@
 //! Picks the build of the row quantizer that this CPU runs fastest.
 //!
-//! This file may hold unsafe code: the compiler cannot know that a CPU was asked for AVX2.
+//! This file may hold unsafe code: the compiler cannot know that a CPU was asked for what it
+//! has.
 #![allow(unsafe_code)]
 
 use k3_formats::quant::MatrixFormat;
@@ -11,9 +12,16 @@ use super::rows::{self, Row, Seen};
 /// [`rows::quantize`], the same bits on every CPU.
 pub(super) fn quantize(format: MatrixFormat, row: Row) -> Result<Seen, (usize, Problem)> {
     #[cfg(target_arch = "x86_64")]
-    if std::arch::is_x86_feature_detected!("avx2") {
-        // SAFETY: this CPU has AVX2, as was asked just above.
-        return unsafe { quantize_avx2(format, row) };
+    {
+        use std::arch::is_x86_feature_detected as has;
+        if has!("avx512f") && has!("avx512bw") && has!("avx512vl") && has!("avx512dq") {
+            // SAFETY: this CPU has all four, as was asked just above.
+            return unsafe { quantize_avx512(format, row) };
+        }
+        if has!("avx2") {
+            // SAFETY: this CPU has AVX2, as was asked just above.
+            return unsafe { quantize_avx2(format, row) };
+        }
     }
     rows::quantize(format, row)
 }
@@ -26,5 +34,15 @@ pub(super) fn quantize(format: MatrixFormat, row: Row) -> Result<Seen, (usize, P
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2")]
 unsafe fn quantize_avx2(format: MatrixFormat, row: Row) -> Result<Seen, (usize, Problem)> {
+    rows::quantize(format, row)
+}
+
+/// [`rows::quantize`] compiled with AVX-512, also without fused multiply-add.
+///
+/// # Safety
+/// The CPU must have AVX-512 F, BW, VL and DQ.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
+unsafe fn quantize_avx512(format: MatrixFormat, row: Row) -> Result<Seen, (usize, Problem)> {
     rows::quantize(format, row)
 }
